@@ -1,0 +1,197 @@
+"""The wire types that both sides of the queue agree on: System One questions and answers, the job.
+
+Everything is strict: a bool is no int, an unknown field is an error. Objects keep the order in which
+their keys were received, since the order is part of the prompt.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+JobStatus = Literal["queued", "running", "succeeded", "failed", "canceled", "expired"]
+FINAL_STATUSES: frozenset[JobStatus] = frozenset({"succeeded", "failed", "canceled", "expired"})
+Lane = Literal["interactive", "offline"]
+
+MAX_OPTIONS = 255
+MAX_LEVELS = 10
+
+
+class Wire(BaseModel):
+    """A strict, immutable object of the wire format; unknown fields are refused."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+# --- questions -------------------------------------------------------------------------------------
+
+
+class ChoiceQuestion(Wire):
+    """Pick one option; `criteria` maps each option's name to its description (or null)."""
+
+    type: Literal["choice"]
+    instructions: JsonValue = None
+    criteria: dict[str, JsonValue] = Field(min_length=2, max_length=MAX_OPTIONS)
+
+
+class NoulCriteria(Wire):
+    """What yes and no mean; a missing or null side gets the model's default text."""
+
+    true: JsonValue = None
+    false: JsonValue = None
+
+
+class NoulQuestion(Wire):
+    """Yes or no, answered with the probability of yes."""
+
+    type: Literal["noul"]
+    instructions: JsonValue = None
+    criteria: NoulCriteria | None = None
+
+
+class ScoreQuestion(Wire):
+    """A place on an ordered scale; `criteria` lists its levels, lowest first."""
+
+    type: Literal["score"]
+    instructions: JsonValue = None
+    criteria: list[JsonValue] = Field(min_length=2, max_length=MAX_LEVELS)
+
+
+Question = Annotated[ChoiceQuestion | NoulQuestion | ScoreQuestion, Field(discriminator="type")]
+State = str | dict[str, JsonValue] | list[JsonValue]
+
+
+# --- answers ---------------------------------------------------------------------------------------
+
+
+class ChoiceAnswer(Wire):
+    """The most probable option, every option's probability and how concentrated they are."""
+
+    type: Literal["choice"] = "choice"
+    choice: str
+    probabilities: dict[str, float]
+    confidence: float
+
+
+class NoulAnswer(Wire):
+    """The probability of yes, 0 to 1."""
+
+    type: Literal["noul"] = "noul"
+    noul: float
+
+
+class ScoreAnswer(Wire):
+    """The expected level (levels count from 0) with the distribution over levels."""
+
+    type: Literal["score"] = "score"
+    score: float
+    confidence: float
+    legend: dict[str, str]
+    probabilities: dict[str, float]
+
+
+class QuestionError(Wire):
+    """Why one question has no answer."""
+
+    code: str
+    message: str
+
+
+class ErrorAnswer(Wire):
+    """Stands in the place of an answer when `on_question_error` is `partial`."""
+
+    type: Literal["error"] = "error"
+    error: QuestionError
+
+
+Answer = Annotated[
+    ChoiceAnswer | NoulAnswer | ScoreAnswer | ErrorAnswer, Field(discriminator="type")
+]
+
+
+class Usage(Wire):
+    """What a job cost, in tokens.
+
+    `input_tokens` is the sum of its questions' whole prompts (what the reference runtime reports);
+    `computed_tokens` is what the device really read for this job; `state_tokens` is the length of its
+    state block (0 where nothing is shared); `state_cached` says that the state had been read before.
+    """
+
+    input_tokens: int
+    output_tokens: int = 0
+    computed_tokens: int
+    state_tokens: int
+    state_cached: bool
+    questions: int
+
+
+class DecisionResponse(Wire):
+    """The System One response: what `/v1/systemone` and a job's result return."""
+
+    model: str
+    answers: dict[str, Answer]
+    usage: Usage
+
+
+# --- jobs ------------------------------------------------------------------------------------------
+
+
+class WebhookTarget(Wire):
+    """Where a job's events go."""
+
+    url: str | None = None
+    endpoint_id: str | None = None
+    events: list[str] | None = None
+
+
+class JobOptions(Wire):
+    """The `job` object of a submission; every field has a default."""
+
+    lane: Lane | None = None
+    priority: Literal["high", "normal", "low"] = "normal"
+    expires_in_s: int | None = Field(default=None, ge=1, le=7 * 86_400)
+    timeout_s: int | None = Field(default=None, ge=1, le=86_400)
+    result_ttl_s: int | None = Field(default=None, ge=60, le=7 * 86_400)
+    webhook: WebhookTarget | None = None
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    on_question_error: Literal["fail", "partial"] = "fail"
+
+
+class DecisionRequest(Wire):
+    """A System One request body, with `job` options beside it."""
+
+    model: str
+    state: State
+    questions: dict[str, Question]
+    job: JobOptions = JobOptions()
+
+
+class JobError(Wire):
+    """Why a job failed, in the words of the error tree."""
+
+    code: str
+    message: str
+    retryable: bool = False
+    field: str | None = None
+
+
+class JobResource(BaseModel):
+    """The job as a client sees it. Never holds `model` and `usage` at its top level: an SDK that finds
+    both takes the body for an answer with nothing in it."""
+
+    id: str
+    object: Literal["decision.job"] = "decision.job"
+    status: JobStatus
+    done: bool
+    attempt: int
+    created_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+    expires_at: float | None = None
+    request: Mapping[str, Any]
+    queue: Mapping[str, Any] | None = None
+    progress: Mapping[str, Any] | None = None
+    result: Mapping[str, Any] | None = None
+    error: JobError | None = None
+    metadata: dict[str, str] = Field(default_factory=dict)
+    urls: Mapping[str, str]

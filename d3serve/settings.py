@@ -1,0 +1,125 @@
+"""Every setting of every process: one frozen object, read from `D3SERVE_*` once at start."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from d3serve.errors import InvalidSettings
+
+PREFIX = "D3SERVE_"
+
+
+class Settings(BaseSettings):
+    """The settings; each field is also the variable `D3SERVE_<FIELD>` and, where it makes sense, a flag."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    # where things are
+    redis_url: str | None = Field(
+        default=None,
+        description="Redis-protocol server (redis://, rediss://, unix://). Unset: `d3serve up` starts one.",
+    )
+    namespace: str = Field(
+        default="default", pattern=r"^[a-z0-9-]{1,32}$",
+        description="Name of this queue inside the server; every key begins with d3:{<namespace>}:.",
+    )
+    data_dir: Path = Field(
+        default=Path.home() / ".local" / "share" / "d3serve",
+        description="Folder of the embedded broker's socket, log and append-only file.",
+    )
+    host: str = Field(default="127.0.0.1", description="Address the API binds to.")
+    port: int = Field(default=8000, ge=0, le=65_535, description="Port the API binds to; 0 picks a free one.")
+
+    # the model
+    model: str = Field(
+        default="vllm-sr/d3-turbo",
+        description="Local folder or Hub id of the checkpoint that workers load.",
+    )
+    revision: str | None = Field(default=None, description="Hub revision; unset: the pinned one.")
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        default=None, description="Type of weights and activations. Unset: bfloat16 on cuda, float32 on cpu."
+    )
+    device: Literal["cpu", "cuda"] | None = Field(
+        default=None, description="Where the model runs. Unset: cuda if there is one, else cpu."
+    )
+    model_alias: tuple[str, ...] = Field(
+        default=("jev-latest",),
+        description="Other names under which clients may ask for the model (the stock SDK sends jev-latest).",
+    )
+    special_tokens_in_text: Literal["plain", "reference"] = Field(
+        default="plain",
+        description="Control tokens inside user text: encoded as plain text, or as the reference runtime does.",
+    )
+
+    # limits of one request
+    max_body_bytes: int = Field(default=48 * 2**20, ge=1024, description="Largest decoded request body.")
+    max_json_depth: int = Field(default=100, ge=4, description="Deepest nesting of a request body.")
+    max_questions_per_job: int = Field(default=256, ge=1, description="Most questions in one job.")
+    max_question_id_chars: int = Field(default=256, ge=1, description="Longest question id.")
+    max_interactive_tokens: int = Field(
+        default=32_768, ge=16, description="Longest prompt of the interactive lane, in tokens."
+    )
+    max_offline_tokens: int = Field(
+        default=131_072, ge=16, description="Longest prompt of the offline lane, in tokens."
+    )
+
+    # the queue
+    max_queued_jobs: int = Field(default=100_000, ge=1, description="Jobs that may wait; more get 429.")
+    result_ttl_s: int = Field(default=86_400, ge=60, description="How long a result is kept, from completion.")
+    tombstone_ttl_s: int = Field(
+        default=7 * 86_400, ge=60, description="How long an expired job still answers 410 and not 404."
+    )
+    idempotency_ttl_s: int = Field(default=86_400, ge=60, description="How long an Idempotency-Key is remembered.")
+    lease_s: float = Field(default=60.0, gt=0, description="A claim not renewed for this long goes back to the queue.")
+    max_attempts: int = Field(default=3, ge=1, description="Attempts after which a job fails for good.")
+    lanes: tuple[Literal["interactive", "offline"], ...] = Field(
+        default=("interactive", "offline"), description="Lanes that this worker serves."
+    )
+    max_wait_s: float = Field(default=60.0, ge=0, description="Longest `?wait=`.")
+    sync_wait_s: float = Field(
+        default=9.0, gt=0, description="How long a synchronous call waits; below the SDK's 10 s."
+    )
+
+    # the turn
+    max_batch_tokens: int = Field(default=16_384, ge=16, description="Token budget of one turn.")
+    max_batch_questions: int = Field(default=512, ge=1, description="Most questions in one turn.")
+    state_cache_bytes: int | None = Field(
+        default=None, ge=0, description="Memory of the state cache. Unset: a share of the device's free memory."
+    )
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged.")
+    log_format: Literal["json", "console"] | None = Field(
+        default=None, description="Unset: console on a terminal, else json."
+    )
+
+    @classmethod
+    def load(cls, **overrides: Any) -> Self:
+        """Read the environment, let `overrides` that are not None win, refuse unknown `D3SERVE_*` names.
+
+        Raises:
+            InvalidSettings: names the variable or field and what is wrong with it.
+        """
+        known = {PREFIX + name.upper() for name in cls.model_fields}
+        unknown = sorted(k for k in os.environ if k.upper().startswith(PREFIX) and k.upper() not in known)
+        if unknown:
+            raise InvalidSettings(f"unknown setting {unknown[0]}: see docs/settings.md", field=unknown[0])
+        try:
+            return cls(**{k: v for k, v in overrides.items() if v is not None})
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            raise InvalidSettings(f"{PREFIX}{name.upper()}: {first['msg']}", field=name) from None
+
+    def to_env(self) -> dict[str, str]:
+        """The same settings as environment variables, for a child process."""
+        dumped = self.model_dump(mode="json", exclude_none=True)
+        return {
+            PREFIX + name.upper(): value if isinstance(value, str) else json.dumps(value)
+            for name, value in dumped.items()
+        }
+
+
