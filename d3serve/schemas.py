@@ -133,6 +133,19 @@ class DecisionResponse(Wire):
     usage: Usage
 
 
+class ModelInfo(Wire):
+    """What a worker serves; it publishes this, and `/v1/models` shows it."""
+
+    name: str
+    revision: str | None = None
+    attention_mode: str
+    prompt_layout: str | None = None
+    validated_length: int
+    max_length: int
+    dtype: str
+    device: str
+
+
 # --- jobs ------------------------------------------------------------------------------------------
 
 

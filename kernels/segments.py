@@ -1,0 +1,21 @@
+"""Segment: one contiguous run of rows in a packed pass, and where its keys and states live."""
+
+from typing import NamedTuple
+
+
+class Segment(NamedTuple):
+    """Rows `[start, start + length)` of a pass: a state block, a question block or a whole prompt.
+
+    In full attention the rows see pool rows `[prefix_start, prefix_start + prefix_length)` without a mask,
+    and the segment's own keys at pool rows `[own_start, own_start + length)`: all of them, or up to the
+    row itself when the mode is causal. In a linear layer the segment starts from slot `initial_slot`
+    (-1: zeros) and leaves its final state in slot `final_slot` (-1: nowhere).
+    """
+
+    start: int
+    length: int
+    own_start: int
+    prefix_start: int = 0
+    prefix_length: int = 0
+    initial_slot: int = -1
+    final_slot: int = -1
