@@ -1,0 +1,49 @@
+# Two commands need nothing but Python 3.11+, make and pip: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+DEMO   := .demo
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test test-faults test-gpu lint format docs clean
+
+demo: $(VENV)/.demo $(DEMO)/tiny-d3/config.json  ## everything at once: broker, API, worker, one real job
+	$(BIN)/d3serve demo --model $(DEMO)/tiny-d3 --data-dir $(DEMO)/data
+
+test: $(VENV)/.dev lint  ## lint, types and every test that needs no GPU
+	$(BIN)/python -m pytest -n 2 -m "not gpu and not faults"
+
+test-faults: $(VENV)/.dev  ## the long fault injections: real processes killed for real
+	$(BIN)/python -m pytest -m faults
+
+test-gpu: $(VENV)/.dev  ## what needs an NVIDIA GPU
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev  ## regenerate docs/settings.md from the settings class
+	$(BIN)/python tools/write_settings_doc.py
+
+clean:
+	rm -rf $(VENV) $(DEMO) build dist *.egg-info
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable ".[worker,embedded]"
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable ".[dev]"
+	touch $@ $(VENV)/.demo
+
+$(DEMO)/tiny-d3/config.json: tools/make_tiny_checkpoint.py | $(VENV)/.demo
+	$(BIN)/python tools/make_tiny_checkpoint.py $(DEMO)/tiny-d3

@@ -1,0 +1,129 @@
+"""What `d3serve ask` does: build a request, post it as a job, wait, show the answers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from d3serve.errors import D3ServeError, InvalidRequest
+
+WAIT_S = 30
+
+
+def build_request(
+    state: str | None, yes_no: Sequence[str], choice: Sequence[str], score: Sequence[str]
+) -> dict[str, Any]:
+    """A System One body from command-line arguments; `choice` and `score` read `question: a | b | c`.
+
+    Raises:
+        InvalidRequest: no state, no question, or one without options.
+    """
+    if state is None:
+        raise InvalidRequest("give a request file, or --state and at least one question", field="state")
+    questions: dict[str, Any] = {}
+    for text in yes_no:
+        questions[text] = {"type": "noul", "instructions": text}
+    for text in choice:
+        instructions, options = _options(text)
+        questions[instructions] = {
+            "type": "choice",
+            "instructions": instructions,
+            "criteria": dict.fromkeys(options),
+        }
+    for text in score:
+        instructions, options = _options(text)
+        questions[instructions] = {"type": "score", "instructions": instructions, "criteria": options}
+    if not questions:
+        raise InvalidRequest("ask something: --yes-no, --choice or --score", field="questions")
+    return {"state": state, "questions": questions}
+
+
+def _options(text: str) -> tuple[str, list[str]]:
+    instructions, colon, listed = text.rpartition(":")
+    options = [part.strip() for part in listed.split("|")]
+    if not colon or len(options) < 2:
+        raise InvalidRequest(f"{text!r}: write 'question: option | option'", field="questions")
+    return instructions.strip(), options
+
+
+def read_request(path: Path) -> dict[str, Any]:
+    """The JSON object in a request file.
+
+    Raises:
+        InvalidRequest: the file is missing or holds no JSON object.
+    """
+    try:
+        body = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{path}: {error}", field="request") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest(f"{path}: holds no JSON object", field="request")
+    return body
+
+
+def ask(url: str, body: Mapping[str, Any], *, api_key: str | None, console: Console) -> dict[str, Any]:
+    """Post `body` as a job to the server at `url` and return the job when it is done.
+
+    Raises:
+        D3ServeError: the server refused it or cannot be reached.
+    """
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        with httpx.Client(base_url=url, headers=headers, timeout=WAIT_S + 15) as client:
+            job = _checked(client.post("/v1/jobs", json={"model": "jev-latest", **body}))
+            with console.status("queued") as line:
+                while not job["done"]:
+                    job = _checked(client.get(f"/v1/jobs/{job['id']}", params={"wait": WAIT_S, "include": "result"}))
+                    line.update(job["status"])
+            return _checked(client.get(f"/v1/jobs/{job['id']}", params={"include": "result"}))
+    except httpx.TransportError as error:
+        raise D3ServeError(f"no answer from {url}: {error}") from None
+
+
+def _checked(response: httpx.Response) -> dict[str, Any]:
+    if response.is_success:
+        job: dict[str, Any] = response.json()
+        return job
+    try:
+        detail = response.json()["detail"]
+    except (ValueError, KeyError, TypeError):
+        detail = response.text[:500]
+    raise D3ServeError(f"{response.status_code}: {detail}")
+
+
+def show(job: Mapping[str, Any], console: Console) -> bool:
+    """Print a finished job as a table of answers and a line of usage; true if it succeeded."""
+    if job["status"] != "succeeded":
+        error = job.get("error") or {}
+        console.print(f"[red]{job['status']}[/red] {error.get('code', '')}: {error.get('message', '')}")
+        return False
+    result = job["result"]
+    table = Table("question", "answer", "probability", "confidence", title=result["model"])
+    for name, answer in result["answers"].items():
+        table.add_row(name, *_row(answer))
+    console.print(table)
+    usage = result["usage"]
+    console.print(
+        f"{usage['input_tokens']} input tokens, {usage['computed_tokens']} computed; "
+        f"state of {usage['state_tokens']} tokens {'from the cache' if usage['state_cached'] else 'read once'}"
+    )
+    return True
+
+
+def _row(answer: Mapping[str, Any]) -> tuple[str, str, str]:
+    match answer["type"]:
+        case "noul":
+            return ("yes" if answer["noul"] >= 0.5 else "no", f"{answer['noul']:.3f}", "")
+        case "choice":
+            best = answer["choice"]
+            return (best, f"{answer['probabilities'][best]:.3f}", f"{answer['confidence']:.3f}")
+        case "score":
+            level = max(answer["probabilities"], key=answer["probabilities"].__getitem__)
+            shown = f"{answer['score']:.2f} ({answer['legend'][level]})"
+            return (shown, f"{answer['probabilities'][level]:.3f}", f"{answer['confidence']:.3f}")
+        case _:
+            return (f"[red]{answer['error']['code']}[/red]", "", "")

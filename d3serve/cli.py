@@ -1,0 +1,162 @@
+"""The `d3serve` command. Rooms are imported inside the command that needs them: `ask` never loads torch."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+
+from d3serve import __version__, ask as asking, supervisor
+from d3serve.errors import D3ServeError
+from d3serve.settings import Settings
+
+app = typer.Typer(
+    name="d3serve",
+    help="Serve decision models: post a state and typed questions, get answers with probabilities.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console(stderr=True)
+READY_TIMEOUT_S = 1800.0  # a 52 GB checkpoint from a cold disk takes minutes
+
+Model = Annotated[str | None, typer.Option(help="Local folder or Hub id of the checkpoint.")]
+Revision = Annotated[str | None, typer.Option(help="Hub revision of the checkpoint.")]
+Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+RedisUrl = Annotated[str | None, typer.Option(help="Redis-protocol server; unset: one is started.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder of the embedded broker.")]
+ExitWithParent = Annotated[bool, typer.Option(hidden=True)]
+Url = Annotated[str, typer.Option(envvar="D3SERVE_URL", help="Address of a running server.")]
+
+
+@app.command()
+def up(
+    model: Model = None,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    redis_url: RedisUrl = None,
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run all of it: the broker (unless --redis-url), the API and one worker, in one process tree."""
+    settings = _settings(locals())
+    with _running(settings) as (tree, url):
+        console.print(f"d3serve is ready: [bold]{url}[/bold]")
+        raise typer.Exit(tree.run())
+
+
+@app.command()
+def api(
+    redis_url: RedisUrl = None,
+    host: Host = None,
+    port: Port = None,
+    model: Model = None,
+    fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    exit_with_parent: ExitWithParent = False,
+) -> None:
+    """Run the HTTP API alone."""
+    import uvicorn  # here and below: a command loads only what it runs
+
+    from d3serve.api.app import create_app
+
+    settings = _settings(locals(), leave_out=("fd", "exit_with_parent"))
+    if exit_with_parent:
+        supervisor.exit_with_parent()
+    uvicorn.run(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        fd=fd,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+    )
+
+
+@app.command()
+def worker(
+    model: Model = None,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    redis_url: RedisUrl = None,
+    exit_with_parent: ExitWithParent = False,
+) -> None:
+    """Run one worker: load the model, take turns until told to stop."""
+    from d3serve.worker.main import worker_main
+
+    settings = _settings(locals(), leave_out=("exit_with_parent",))
+    if exit_with_parent:
+        supervisor.exit_with_parent()
+    worker_main(settings)
+
+
+@app.command()
+def ask(
+    request: Annotated[Path | None, typer.Argument(help="A JSON file with `state` and `questions`.")] = None,
+    state: Annotated[str | None, typer.Option(help="The state, as text.")] = None,
+    yes_no: Annotated[list[str] | None, typer.Option(help="A yes/no question.")] = None,
+    choice: Annotated[list[str] | None, typer.Option(help="'question: option | option'")] = None,
+    score: Annotated[list[str] | None, typer.Option(help="'question: lowest | … | highest'")] = None,
+    url: Url = "http://127.0.0.1:8000",
+    api_key: Annotated[str | None, typer.Option(envvar="D3SERVE_API_KEY", help="API key.")] = None,
+) -> None:
+    """Ask a running server: post a job, wait for it, print the answers."""
+    body = (
+        asking.read_request(request)
+        if request
+        else asking.build_request(state, yes_no or (), choice or (), score or ())
+    )
+    job = asking.ask(url, body, api_key=api_key, console=console)
+    raise typer.Exit(0 if asking.show(job, Console()) else 1)
+
+
+@app.command()
+def demo(model: Model = None, data_dir: DataDir = None) -> None:
+    """Start everything on a free port, post one real job over HTTP, print its answers, stop."""
+    settings = Settings.load(model=model, data_dir=data_dir, port=0)
+    with _running(settings) as (_, url):
+        console.print(f"broker, API and worker are up at [bold]{url}[/bold]; POST {url}/v1/jobs:")
+        console.print_json(data=DEMO_REQUEST)
+        job = asking.ask(url, DEMO_REQUEST, api_key=None, console=console)
+        raise typer.Exit(0 if asking.show(job, Console()) else 1)
+
+
+DEMO_REQUEST: dict[str, Any] = {
+    "state": "Customer: I was charged twice for my order last week, and nobody answers my e-mails. Refund me today!",
+    "questions": {
+        "team": {
+            "type": "choice",
+            "instructions": "Which team should handle this ticket?",
+            "criteria": {"billing": "charges, refunds, invoices", "shipping": "parcels", "technical": None},
+        },
+        "refund": {"type": "noul", "instructions": "Does the customer ask for a refund?"},
+        "urgency": {
+            "type": "score",
+            "instructions": "How urgent is the ticket?",
+            "criteria": ["can wait", "this week", "today"],
+        },
+    },
+}
+
+
+def _settings(flags: dict[str, Any], leave_out: tuple[str, ...] = ()) -> Settings:
+    return Settings.load(**{name: value for name, value in flags.items() if name not in leave_out})
+
+
+def main() -> None:
+    """Run the command; an error of our own is one line on standard error, never a traceback."""
+    try:
+        app()
+    except D3ServeError as error:
+        console.print(f"[red]error[/red] {error.message}", highlight=False, markup=True)
+        sys.exit(2)

@@ -1,0 +1,123 @@
+"""A process tree that lives and dies together: what `d3serve up` is made of."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+
+from d3serve.errors import StartupError
+
+STOP_TIMEOUT_S = 30.0
+
+
+class ProcessTree:
+    """Children of one parent: when any ends, or the parent is told to stop, all of them end.
+
+    A child holds the read end of a pipe as its standard input and stops at EOF (`exit_with_parent`), so
+    that a parent killed with SIGKILL leaves no orphan either; this works on Linux and macOS alike.
+    """
+
+    def __init__(self) -> None:
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._stopping = threading.Event()
+
+    def start(self, name: str, argv: Sequence[str], env: dict[str, str], pass_fds: Sequence[int] = ()) -> None:
+        """Start `python -m d3serve <argv>` with `env` over the present environment."""
+        command = [sys.executable, "-m", "d3serve", *argv, "--exit-with-parent"]
+        self._children[name] = subprocess.Popen(  # noqa: S603 - our own module, no shell
+            command, env={**os.environ, **env}, stdin=subprocess.PIPE, pass_fds=pass_fds, start_new_session=True
+        )
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Return when `ready()` is true.
+
+        Raises:
+            StartupError: a child ended first, or `timeout_s` passed.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            ended = self.ended()
+            if ended:
+                raise StartupError(f"the {ended} process ended with exit code {self._children[ended].returncode}")
+            if time.monotonic() > deadline:
+                raise StartupError(f"{what} did not come up within {timeout_s:g} s")
+            if self._stopping.wait(0.05):
+                raise StartupError("stopped while starting")
+
+    def ended(self) -> str | None:
+        """The name of a child that has ended, if any has."""
+        return next((name for name, child in self._children.items() if child.poll() is not None), None)
+
+    def run(self) -> int:
+        """Block until a child ends or a signal asks to stop; return the exit code for the parent."""
+        while not self._stopping.wait(0.2):
+            ended = self.ended()
+            if ended:
+                return self._children[ended].returncode or 1
+        return 0
+
+    def stop(self) -> None:
+        """End every child: SIGTERM, then SIGKILL for those still there after 30 s."""
+        for child in self._children.values():
+            if child.poll() is None:
+                child.terminate()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for child in self._children.values():
+            try:
+                child.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            if child.stdin:
+                child.stdin.close()
+
+    @contextlib.contextmanager
+    def stopped_by_signals(self) -> Iterator[None]:
+        """Within the block SIGTERM and SIGINT ask `run` to return; afterwards all children are ended."""
+
+        def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
+            self._stopping.set()
+
+        before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            self.stop()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def exit_with_parent() -> None:
+    """From now on this process gets SIGTERM when its standard input reaches EOF: its parent is gone."""
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket to hand to the API by file descriptor, so that port 0 is known before it starts.
+
+    Raises:
+        StartupError: the address is taken or not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise StartupError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    listener.listen(2048)
+    listener.set_inheritable(True)
+    return listener
