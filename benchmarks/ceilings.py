@@ -1,0 +1,154 @@
+"""What the device can do at best: the parts of which a pass's floor is the sum, measured in this run.
+
+A floor is made of three ceilings at the row's own token counts: the layers' matrix products replayed in one
+CUDA graph, attention at the speed of the best library, and the gated delta rule replayed in a graph.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The shapes of a Qwen3.5 text model; the defaults are the 27B of d3-turbo."""
+
+    hidden: int = 5120
+    ffn: int = 17_408
+    layers: int = 64
+    full_layers: int = 16
+    heads: int = 24
+    kv_heads: int = 4
+    head_dim: int = 256
+    key_heads: int = 16
+    value_heads: int = 48
+    delta_dim: int = 128
+    vocab: int = 248_320
+
+    @property
+    def linear_layers(self) -> int:
+        """How many layers are gated delta rule layers."""
+        return self.layers - self.full_layers
+
+    def gemms(self, *, full: bool) -> list[tuple[int, int]]:
+        """The (in, out) features of one layer's matrix products, fused as the backbone fuses them."""
+        if full:
+            mixer = [
+                (self.hidden, (2 * self.heads + 2 * self.kv_heads) * self.head_dim),
+                (self.heads * self.head_dim, self.hidden),
+            ]
+        else:
+            inner = self.value_heads * self.delta_dim
+            mixed = 2 * self.key_heads * self.delta_dim + inner
+            mixer = [(self.hidden, mixed + inner + 2 * self.value_heads), (inner, self.hidden)]
+        return [*mixer, (self.hidden, 2 * self.ffn), (self.ffn, self.hidden)]
+
+
+def timed_ms(run: Callable[[], object], *, repeats: int, warmup: int = 1) -> float:
+    """The median of `repeats` runs on the device, in milliseconds."""
+    for _ in range(warmup):
+        run()
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return median(times)
+
+
+def repeats_for(tokens: int) -> int:
+    """Fewer repeats where one run takes seconds."""
+    return 20 if tokens < 2_000 else 5 if tokens < 10_000 else 2
+
+
+def in_graph(run: Callable[[], object]) -> Callable[[], object]:
+    """`run`, captured once; calling the result replays it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def copy_tb_s(gigabytes: int = 4) -> float:
+    """Device-to-device copy, TB/s, bytes read plus bytes written."""
+    source = torch.empty(gigabytes * 2**30, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    ms = timed_ms(lambda: target.copy_(source), repeats=10)
+    return 2 * source.numel() / ms / 1e9
+
+
+def gemms_ms(weights: Sequence[torch.Tensor], tokens: int) -> float:
+    """One product with each of `weights` ([out, in], all distinct) for `tokens` rows, in one graph."""
+    by_width: dict[int, torch.Tensor] = {}
+    outputs: dict[int, torch.Tensor] = {}
+    for weight in weights:
+        rows, width = weight.shape
+        if width not in by_width:
+            by_width[width] = torch.randn(tokens, width, dtype=weight.dtype, device=weight.device)
+        if rows not in outputs:
+            outputs[rows] = torch.empty(tokens, rows, dtype=weight.dtype, device=weight.device)
+
+    def run() -> None:
+        for weight in weights:
+            torch.mm(by_width[weight.shape[1]], weight.t(), out=outputs[weight.shape[0]])
+
+    return timed_ms(in_graph(run), repeats=repeats_for(tokens))
+
+
+def attention_ms(geometry: Geometry, rows: int, keys: int) -> float:
+    """The better of cuDNN and flash SDPA for `rows` that see all of `keys`, one layer, in a graph."""
+    query = torch.randn(1, geometry.heads, rows, geometry.head_dim, dtype=torch.bfloat16, device="cuda")
+    key, value = (
+        torch.randn(1, geometry.kv_heads, keys, geometry.head_dim, dtype=torch.bfloat16, device="cuda")
+        for _ in range(2)
+    )
+    best = float("inf")
+    for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
+        with sdpa_kernel(backend):
+
+            def run() -> torch.Tensor:
+                return F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+
+            try:
+                best = min(best, timed_ms(in_graph(run), repeats=repeats_for(rows)))
+            except RuntimeError:
+                continue  # this backend refuses the shape; the other decides
+    return best
+
+
+def delta_rule_ms(geometry: Geometry, lengths: Sequence[int]) -> float:
+    """fla's chunked gated delta rule over packed segments with FP32 initial states, one layer, in a graph."""
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # only on a GPU machine
+
+    tokens = sum(lengths)
+    shape = {"device": "cuda", "dtype": torch.bfloat16}
+    query, key = (
+        F.normalize(torch.randn(1, tokens, geometry.key_heads, geometry.delta_dim, **shape), dim=-1) for _ in "qk"
+    )
+    value = torch.randn(1, tokens, geometry.value_heads, geometry.delta_dim, **shape)
+    decay = -torch.rand(1, tokens, geometry.value_heads, device="cuda")
+    beta = torch.rand(1, tokens, geometry.value_heads, **shape)
+    initial = torch.randn(
+        len(lengths), geometry.value_heads, geometry.delta_dim, geometry.delta_dim, device="cuda"
+    )
+    cu_seqlens = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+
+    def run() -> None:
+        chunk_gated_delta_rule(
+            query, key, value, decay, beta, initial_state=initial, output_final_state=True, cu_seqlens=cu_seqlens
+        )
+
+    run()
+    return timed_ms(in_graph(run), repeats=repeats_for(tokens))
