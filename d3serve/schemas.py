@@ -5,13 +5,19 @@ their keys were received, since the order is part of the prompt.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 JobStatus = Literal["queued", "running", "succeeded", "failed", "canceled", "expired"]
 FINAL_STATUSES: frozenset[JobStatus] = frozenset({"succeeded", "failed", "canceled", "expired"})
 Lane = Literal["interactive", "offline"]
+
+JobEvent = Literal["job.succeeded", "job.failed", "job.canceled", "job.expired"]
+Metadata = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
 
 MAX_OPTIONS = 255
 MAX_LEVELS = 10
@@ -150,11 +156,17 @@ class ModelInfo(Wire):
 
 
 class WebhookTarget(Wire):
-    """Where a job's events go."""
+    """Where a job's events go: an address, or an endpoint registered before; all events if none are named."""
 
-    url: str | None = None
-    endpoint_id: str | None = None
-    events: list[str] | None = None
+    url: str | None = Field(default=None, max_length=2048)
+    endpoint_id: str | None = Field(default=None, max_length=64)
+    events: list[JobEvent] | None = Field(default=None, min_length=1, max_length=4)
+
+    @model_validator(mode="after")
+    def _has_one_target(self) -> Self:
+        if (self.url is None) == (self.endpoint_id is None):
+            raise ValueError("must name either a url or an endpoint_id")
+        return self
 
 
 class JobOptions(Wire):
@@ -166,7 +178,7 @@ class JobOptions(Wire):
     timeout_s: int | None = Field(default=None, ge=1, le=86_400)
     result_ttl_s: int | None = Field(default=None, ge=60, le=7 * 86_400)
     webhook: WebhookTarget | None = None
-    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    metadata: Metadata = Field(default_factory=dict)
     on_question_error: Literal["fail", "partial"] = "fail"
 
 

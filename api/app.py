@@ -1,0 +1,72 @@
+"""The HTTP application: `create_app(settings)` puts the routes, the parts and the error body together."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+
+from d3serve import __version__
+from d3serve.api import routes_jobs, routes_service
+from d3serve.api.background import Background
+from d3serve.api.dependencies import Parts
+from d3serve.api.edge import Edge, HTTPMetrics
+from d3serve.api.openapi import describe
+from d3serve.api.problems import problem, problem_response
+from d3serve.api.served import ServedModels
+from d3serve.errors import D3ServeError, InvalidRequest
+from d3serve.settings import Settings
+from d3serve.store.jobs import JobStore
+
+
+def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore] = JobStore.open) -> FastAPI:
+    """The API on the store at `settings.redis_url`; opens it at start, closes it at shutdown."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_store(settings) as store, Background(store) as background:
+            app.state.parts = Parts(settings, store, ServedModels(store, settings), background)
+            yield
+
+    app = FastAPI(
+        title="d3serve",
+        summary="Typed decisions about a state, each state read once.",
+        version=__version__,
+        lifespan=lifespan,
+        redirect_slashes=False,  # the stock SDK follows no redirect
+        docs_url=None,  # both pages load scripts from elsewhere
+        redoc_url=None,
+    )
+    app.state.http_registry = CollectorRegistry()
+    app.add_middleware(Edge, metrics=HTTPMetrics(app.state.http_registry))
+    for kind in (D3ServeError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _refuse)
+    app.include_router(routes_jobs.router)
+    app.include_router(routes_service.router)
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
+    return app
+
+
+def _refuse(request: Request, error: Exception) -> Response:
+    """The one error body for our own errors, for FastAPI's about parameters and for the router's."""
+    where = {"instance": request.url.path, "request_id": request.state.request_id}
+    match error:
+        case D3ServeError():
+            return problem_response(error, **where)
+        case RequestValidationError():
+            return problem_response(_parameter_error(error), **where)
+        case HTTPException():  # no such path, or no such method on it
+            code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+            detail = f"{request.method} {request.url.path}: {error.detail.lower()}"
+            return problem(error.status_code, code, detail, headers=error.headers, **where)
+        case _:
+            raise error
+
+
+def _parameter_error(error: RequestValidationError) -> InvalidRequest:
+    """FastAPI's complaint about a path or query parameter, in our words and without the input."""
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return InvalidRequest(f"{name}: {first['msg'].replace('Input should', 'must')}", field=name)

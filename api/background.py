@@ -1,0 +1,55 @@
+"""Work that outlives a response: wake-ups to send, the sweep that runs when no worker does."""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import structlog
+
+from d3serve.errors import StorageUnavailable
+from d3serve.store.jobs import JobStore
+
+log = structlog.get_logger("d3serve.api")
+SWEEP_EVERY_S: Final = 5.0
+DRAIN_S: Final = 5.0
+
+
+class Background:
+    """Tasks of one API process, kept from the garbage collector and given time to end at shutdown."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Background":
+        """Start the sweep."""
+        self._sweeper = asyncio.create_task(self._sweep())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Let tasks end for a few seconds, then cancel what is left."""
+        if self._sweeper:
+            self._sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeper
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=DRAIN_S)
+            for task in list(self._tasks):
+                task.cancel()
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run `work` beside the response."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _sweep(self) -> None:
+        """Overdue jobs expire and dead leases go back, even while no worker lives to see to it."""
+        while True:
+            await asyncio.sleep(SWEEP_EVERY_S)
+            try:
+                await self._store.sweep()
+            except StorageUnavailable as error:
+                log.warning("sweep failed", reason=error.message)

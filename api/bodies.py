@@ -1,0 +1,136 @@
+"""From an HTTP request to the JSON object in it, with every way a body can be too much closed off."""
+
+import asyncio
+import gzip
+import io
+import zlib
+from typing import Any, Final
+
+import zstandard
+from starlette.requests import Request
+
+from d3serve.api.strict_json import read_json, shown
+from d3serve.errors import (
+    BodyTooLarge,
+    InvalidJSON,
+    InvalidRequest,
+    UnsupportedEncoding,
+    UnsupportedMediaType,
+)
+from d3serve.settings import Settings
+
+MAX_RATIO: Final = 200  # JSON compresses 3 to 30 times; a bomb, 1,000 times and more
+RATIO_FREE_BYTES: Final = 2**20  # below this the ratio is nobody's concern
+ZSTD_MAX_WINDOW_BYTES: Final = 8 * 2**20  # RFC 9659: the window a zstd content coding may use
+INLINE_BYTES: Final = 256 * 2**10  # decoding more than this leaves the event loop for a thread
+JSON_TYPES: Final = ("application/json", "text/json")
+
+
+async def read_object(request: Request, settings: Settings) -> tuple[bytes, dict[str, Any]]:
+    """The decoded body and the JSON object that it holds.
+
+    Raises:
+        UnsupportedMediaType, UnsupportedEncoding, BodyTooLarge: before the body is read, where headers tell.
+        InvalidJSON: the body is not strict JSON, or does not decode.
+        InvalidRequest: it is JSON, but no object.
+    """
+    check_media_type(request.headers.get("content-type"))
+    coding = content_coding(request.headers.getlist("content-encoding"))
+    encoded = await _read(request, settings.max_body_bytes)
+    if coding == "identity":
+        body = encoded
+    elif len(encoded) <= INLINE_BYTES // 16:
+        body = decompress(encoded, coding, settings.max_body_bytes)
+    else:
+        body = await asyncio.to_thread(decompress, encoded, coding, settings.max_body_bytes)
+    if not body.strip():
+        raise InvalidJSON("the body is empty; send a JSON object")
+    value = read_json(body, max_depth=settings.max_json_depth)
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the body must be a JSON object, not {shown(value)}")
+    return body, value
+
+
+def check_media_type(header: str | None) -> None:
+    """Accept JSON in UTF-8 (also when the header is missing: we read nothing else).
+
+    Raises:
+        UnsupportedMediaType: says what is accepted, and why multipart is not.
+    """
+    if header is None:
+        return
+    media_type, *parameters = (part.strip().lower() for part in header.split(";"))
+    if media_type == "multipart/form-data":
+        raise UnsupportedMediaType(
+            "multipart bodies carry images, which are not served here; send application/json"
+        )
+    if media_type not in JSON_TYPES and not media_type.endswith("+json"):
+        raise UnsupportedMediaType(
+            f"the content type {shown(media_type)} is not read here; send application/json"
+        )
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "charset" and value.strip(' "') not in ("utf-8", "utf8", "us-ascii"):
+            raise UnsupportedMediaType(f"the charset {shown(value)} is not read here; send UTF-8")
+
+
+def content_coding(headers: list[str]) -> str:
+    """The one coding of a body: `identity`, `gzip` or `zstd`.
+
+    Raises:
+        UnsupportedEncoding: another coding, or several on top of each other.
+    """
+    codings = [name.strip().lower() for header in headers for name in header.split(",")]
+    codings = [name for name in codings if name not in ("", "identity")]
+    if not codings:
+        return "identity"
+    if len(codings) > 1:
+        raise UnsupportedEncoding(f"{len(codings)} content codings on one body; send at most one")
+    coding = "gzip" if codings[0] == "x-gzip" else codings[0]
+    if coding not in ("gzip", "zstd"):
+        raise UnsupportedEncoding(
+            f"the content coding {shown(coding)} is not read here; send identity, gzip or zstd"
+        )
+    return coding
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """The body as sent; refused as soon as its header or its stream shows that it passes `limit` bytes."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def decompress(encoded: bytes, coding: str, limit: int) -> bytes:
+    """The decoded body; never builds more than `limit` bytes, nor past 1 MiB more than 200 times what came.
+
+    Raises:
+        BodyTooLarge: it would pass either bound.
+        InvalidJSON: the bytes are not what `coding` says.
+    """
+    bound = min(limit, max(RATIO_FREE_BYTES, MAX_RATIO * len(encoded)))
+    try:
+        if coding == "gzip":
+            with gzip.GzipFile(fileobj=io.BytesIO(encoded)) as reader:
+                body = reader.read(bound + 1)
+        else:
+            decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_MAX_WINDOW_BYTES)
+            with decompressor.stream_reader(encoded, read_across_frames=True) as stream:
+                body = stream.read(bound + 1)
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError):
+        raise InvalidJSON(f"the body does not decode as {coding}") from None
+    if len(body) > bound:
+        raise _too_large(bound)
+    return body
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is larger than {limit:,} bytes once decoded")

@@ -1,0 +1,47 @@
+"""What the OpenAPI document says beyond what FastAPI reads from the routes: raw bodies, the error body."""
+
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from d3serve.api.problems import Problem
+from d3serve.schemas import DecisionRequest
+
+# One entry stands for every error: the statuses differ by route and code, the body never does.
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    "4XX": {"model": Problem, "description": "Refused; the body says why."},
+    "5XX": {"model": Problem, "description": "Not served now; the body says why."},
+}
+DECISION_BODY: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/DecisionRequest"}}},
+    }
+}
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, made once: bodies that routes read raw are described by their pydantic models."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title,
+            version=app.version,
+            summary=app.summary,
+            routes=app.routes,
+            tags=app.openapi_tags,
+        )
+        schema = DecisionRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+        components = document.setdefault("components", {}).setdefault("schemas", {})
+        components.update(schema.pop("$defs", {}))
+        components["DecisionRequest"] = schema
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                for status, response in operation["responses"].items():
+                    if status in PROBLEMS:
+                        response["content"] = {
+                            "application/problem+json": response["content"]["application/json"]
+                        }
+                operation["responses"].pop("422", None)  # FastAPI's own error body, which we never send
+        app.openapi_schema = document
+    return app.openapi_schema

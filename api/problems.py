@@ -1,0 +1,155 @@
+"""The one error body, which every client family reads: RFC 9457 problem details plus OpenAI's `error` object.
+
+`detail` is a string, since the stock SDK prints nothing else of a problem; `error` repeats it for the OpenAI
+client, with `code` and `field` for others. No part echoes the input whole: ten problems at most, and each
+text is cut, so that a body of 4 KB cannot come back as megabytes.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from d3serve.errors import D3ServeError, JobFailure
+from d3serve.schemas import JobError
+
+MAX_PROBLEMS: Final = 10
+MAX_TEXT_CHARS: Final = 400
+MAX_BODY_BYTES: Final = 16 * 2**10
+DEFAULT_RETRY_AFTER_S: Final = 1.0
+MAX_RETRY_AFTER_S: Final = 60.0  # the Python SDK sleeps as long as it is told, an hour if so
+
+ErrorType = Literal[
+    "invalid_request_error", "authentication_error", "permission_error", "not_found_error",
+    "conflict_error", "rate_limit_error", "server_error",
+]  # fmt: skip
+_ERROR_TYPES: Final[Mapping[int, ErrorType]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    410: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class ProblemItem(BaseModel):
+    """One thing that is wrong: a JSON pointer into the request, a code, a sentence."""
+
+    pointer: str
+    code: str
+    detail: str
+
+
+class ProblemError(BaseModel):
+    """The same error as OpenAI's clients expect it."""
+
+    message: str
+    type: ErrorType
+    param: str | None
+    code: str
+    field: str | None
+
+
+class Problem(BaseModel):
+    """The body of every response that is an error."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str
+    request_id: str
+    errors: list[ProblemItem] = []
+    error: ProblemError
+    job_id: str | None = None
+
+
+def problem_response(
+    error: D3ServeError, *, instance: str, request_id: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """`error` as an HTTP response: its status, the one body, and Retry-After where waiting can help."""
+    return problem(
+        error.http_status,
+        error.code,
+        error.message,
+        instance=instance,
+        request_id=request_id,
+        field=error.field,
+        errors=error.details.get("errors", ()),
+        job_id=error.details.get("job_id"),
+        headers={**retry_headers(error), **(headers or {})},
+    )
+
+
+def problem(
+    status: int,
+    code: str,
+    detail: str,
+    *,
+    instance: str,
+    request_id: str,
+    field: str | None = None,
+    errors: Sequence[Mapping[str, str]] = (),
+    job_id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """The one error body, at most 16 KB of it."""
+    detail, field = clipped(detail), clipped(field) if field else None
+    body: dict[str, Any] = {
+        "type": f"urn:d3serve:error:{code}",
+        "title": code.replace("_", " ").capitalize(),
+        "status": status,
+        "detail": detail,
+        "instance": clipped(instance),
+        "code": code,
+        "request_id": request_id,
+        "errors": [{key: clipped(text) for key, text in one.items()} for one in errors[:MAX_PROBLEMS]],
+        "error": {
+            "message": detail,
+            "type": _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"),
+            "param": field,
+            "code": code,
+            "field": field,
+        },
+    }
+    if job_id is not None:
+        body["job_id"] = job_id
+    content = json.dumps(body, ensure_ascii=False).encode()
+    if len(content) > MAX_BODY_BYTES:  # text of four bytes a character: say the first thing only
+        content = json.dumps({**body, "errors": []}, ensure_ascii=False).encode()
+    return Response(content, status, headers, media_type="application/problem+json")
+
+
+def clipped(text: str) -> str:
+    """At most 400 characters of `text`, the end replaced by an ellipsis."""
+    return text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 1] + "…"
+
+
+def retry_headers(error: D3ServeError) -> dict[str, str]:
+    """Both forms of Retry-After, 0 to 60 s, for an error that waiting may mend; else nothing."""
+    if not error.retryable:
+        return {}
+    wait_s = min(
+        max(float(error.details.get("retry_after_s", DEFAULT_RETRY_AFTER_S)), 0.0), MAX_RETRY_AFTER_S
+    )
+    return {"Retry-After": str(math.ceil(wait_s)), "retry-after-ms": f"{wait_s * 1000:.0f}"}
+
+
+def error_of(job_error: JobError) -> D3ServeError:
+    """The error by which a job failed, as the error to answer with when its result is asked for."""
+    kind = _BY_CODE.get(job_error.code, JobFailure)
+    return kind(job_error.message, field=job_error.field)
+
+
+def _tree(root: type[D3ServeError]) -> Iterator[type[D3ServeError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)
+
+
+_BY_CODE: Final = {kind.code: kind for kind in reversed(list(_tree(D3ServeError)))}

@@ -1,0 +1,104 @@
+"""How a job, a model and the queue look on the wire."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from d3serve.api.served import full_name
+from d3serve.schemas import JobResource, ModelInfo
+from d3serve.settings import Settings
+from d3serve.store.records import JobRecord, QueueStats
+
+POLL_AFTER_S: Final = 1
+RELEASED: Final = "2026-11-29"  # the stock SDK insists on a date; checkpoints do not carry one
+
+
+class JSON(Response):
+    """A JSON response, text as it is, refusing numbers that are no JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Bytes stay as they are: they are JSON already."""
+        if isinstance(content, bytes):
+            return content
+        return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def job_path(job_id: str) -> str:
+    """Where a job is polled; relative, so that it holds behind any proxy."""
+    return f"/v1/jobs/{job_id}"
+
+
+def job_resource(job: JobRecord) -> JobResource:
+    """The job as a client sees it, without its result."""
+    path = job_path(job.id)
+    return JobResource(
+        id=job.id,
+        status=job.status,
+        done=job.done,
+        attempt=job.attempt,
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        expires_at=job.expires_at,
+        request={**job.request, "lane": job.lane, "priority": job.priority},
+        queue=asdict(job.queue) if job.queue else None,
+        progress=asdict(job.progress),
+        error=job.error,
+        metadata=job.metadata,
+        urls={"self": path, "result": f"{path}/result", "cancel": f"{path}/cancel"},
+    )
+
+
+def job_response(
+    job: JobRecord,
+    *,
+    status: int = 200,
+    result: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSON:
+    """The job as a response; `result` is the text that the worker committed, passed on byte for byte."""
+    text = job_resource(job).model_dump_json(exclude_none=True).encode()
+    if result is not None:
+        text = text[:-1] + b',"result":' + result + b"}"
+    poll = {} if job.done else {"Retry-After": str(POLL_AFTER_S), "retry-after-ms": str(POLL_AFTER_S * 1000)}
+    return JSON(text, status, {**poll, **(headers or {})})
+
+
+def models_resource(models: list[ModelInfo], settings: Settings) -> dict[str, Any]:
+    """One body for three clients: `data` for OpenAI's, `models` for the stock SDK, limits for people."""
+    return {
+        "object": "list",
+        "data": [
+            {"id": model.name, "object": "model", "created": 0, "owned_by": model.name.partition("/")[0]}
+            for model in models
+        ],
+        "models": [_model(model, settings) for model in models],
+    }
+
+
+def _model(model: ModelInfo, settings: Settings) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "description": f"{full_name(model)}, {model.attention_mode}, {model.dtype} on {model.device}",
+        "release_date": RELEASED,
+        "revision": model.revision,
+        "aliases": list(settings.model_alias),
+        "limits": {
+            "tokens_per_question": model.validated_length,
+            "tokens_per_question_offline": min(model.max_length, settings.max_offline_tokens),
+            "questions_per_job": settings.max_questions_per_job,
+            "options_per_choice": 255,
+            "levels_per_score": 10,
+            "body_bytes": settings.max_body_bytes,
+        },
+    }
+
+
+def queue_resource(stats: QueueStats) -> dict[str, Any]:
+    """Depth, age and speed, by lane."""
+    return {"object": "decision.queue", **asdict(stats)}

@@ -1,0 +1,92 @@
+"""What operators and clients ask about the service itself: models, queue, health, metrics."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import APIRouter, Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+
+from d3serve.api.dependencies import TheParts
+from d3serve.api.openapi import PROBLEMS
+from d3serve.api.resources import JSON, models_resource, queue_resource
+from d3serve.errors import NoWorker
+from d3serve.store.records import QueueStats
+
+router = APIRouter(tags=["service"], responses=PROBLEMS)
+
+
+@router.get("/v1/models")
+async def models(parts: TheParts) -> Response:
+    """What live workers serve, and the limits of a request; for OpenAI's client and the stock SDK alike."""
+    return JSON(models_resource(await parts.models.live(), parts.settings))
+
+
+@router.get("/v1/queue")
+async def queue(parts: TheParts) -> Response:
+    """How much waits, how old it is, how fast it goes."""
+    return JSON(queue_resource(await parts.store.stats()))
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, Any]:
+    """Answer, for a liveness probe; ask nobody else, so that Redis' troubles do not restart us."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(parts: TheParts) -> dict[str, Any]:
+    """For a readiness probe: Redis takes writes and a worker has a model loaded; else 503, why."""
+    await parts.store.ping()
+    workers = await parts.store.workers()
+    ready = [worker for worker in workers if worker.ready and worker.model]
+    if not ready:
+        states = ", ".join(f"{worker.id} {worker.load}" for worker in workers) or "none has shown itself"
+        raise NoWorker(f"no worker has its model loaded: {states}")
+    return {
+        "status": "ok",
+        "workers": len(ready),
+        "models": sorted({worker.model.name for worker in ready if worker.model}),
+    }
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request, parts: TheParts) -> Response:
+    """Prometheus text: this process's HTTP counts, and the queue as Redis has it."""
+    registry = CollectorRegistry()
+    registry.register(_Queue(await parts.store.stats()))
+    text = generate_latest(request.app.state.http_registry) + generate_latest(registry)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+class _Queue(Collector):
+    """One look at the queue as metrics; workers' own counts reach Prometheus through Redis the same way."""
+
+    def __init__(self, stats: QueueStats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        """Gauges by lane, and counters of how jobs ended."""
+        for field, help_text in (
+            ("queued_jobs", "Jobs that wait."),
+            ("ready_states", "States that wait with jobs on them."),
+            ("queued_tokens", "Tokens that wait."),
+            ("queued_bytes", "Bytes of requests that wait."),
+            ("oldest_age_s", "Age of the oldest waiting job, in seconds."),
+        ):
+            gauge = GaugeMetricFamily(f"d3serve_queue_{field}", help_text, labels=["lane"])
+            for lane, of_lane in self._stats.lanes.items():
+                gauge.add_metric([lane], getattr(of_lane, field))
+            yield gauge
+        yield GaugeMetricFamily("d3serve_running_jobs", "Jobs that run.", value=self._stats.running_jobs)
+        yield GaugeMetricFamily("d3serve_workers", "Live workers.", value=self._stats.workers)
+        yield GaugeMetricFamily(
+            "d3serve_tokens_per_s", "Tokens read a second.", value=self._stats.tokens_per_s
+        )
+        finished = CounterMetricFamily("d3serve_finished_jobs", "Jobs by how they ended.", labels=["status"])
+        for status, count in self._stats.finished.items():
+            finished.add_metric([status], count)
+        yield finished

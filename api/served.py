@@ -1,0 +1,53 @@
+"""Which models are served, under which names a client may ask for them."""
+
+import time
+from typing import Final
+
+from d3serve.api.strict_json import shown
+from d3serve.errors import ModelNotFound
+from d3serve.schemas import ModelInfo
+from d3serve.settings import Settings
+from d3serve.store.jobs import JobStore
+
+REFRESH_S: Final = 1.0  # a submission should not cost a look at the workers each time
+
+
+class ServedModels:
+    """The models of live workers, remembered for a second; the configured model stands in when none lives."""
+
+    def __init__(self, store: JobStore, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+        self._models: list[ModelInfo] = []
+        self._read_at = -REFRESH_S
+
+    async def live(self) -> list[ModelInfo]:
+        """What live workers serve, at most a second old."""
+        if time.monotonic() - self._read_at >= REFRESH_S:
+            self._models = await self._store.models()
+            self._read_at = time.monotonic()
+        return self._models
+
+    async def resolve(self, asked: str) -> str:
+        """The served name for a name, a `name@revision` or an alias.
+
+        Raises:
+            ModelNotFound: lists what there is.
+
+        """
+        models = await self.live()
+        by_name = {name: model.name for model in models for name in (model.name, full_name(model))}
+        if asked in by_name:
+            return by_name[asked]
+        default = models[0].name if models else self._settings.model
+        if asked == self._settings.model or asked in self._settings.model_alias:
+            return default
+        known = ", ".join(
+            dict.fromkeys([default, *(model.name for model in models), *self._settings.model_alias])
+        )
+        raise ModelNotFound(f"the model {shown(asked)} is not served here; there is {known}", field="model")
+
+
+def full_name(model: ModelInfo) -> str:
+    """The name that pins the weights: `name@revision`."""
+    return f"{model.name}@{model.revision}" if model.revision else model.name

@@ -1,0 +1,130 @@
+"""JSON as a decision service must read it: nothing lost, nothing guessed, nothing that cannot be rewritten.
+
+Python's reader lets pass what breaks later: NaN and 1e999 (no JSON writer may emit them), a key given twice
+(one question silently gone), half a surrogate pair (no UTF-8 for it), nesting that ends in a RecursionError.
+What it reads right, it keeps: key order, integers of any usual length, floats by their shortest text. So the
+state that a worker renders is the state that was sent.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from d3serve.errors import DuplicateKey, InvalidJSON
+
+# A prompt of 131,072 tokens cannot hold more; 48 MiB of `{},` would cost gigabytes as Python objects.
+MAX_VALUES = 1_000_000
+
+# A string, closed or running to the end of the body. Possessive, hence linear whatever the body holds.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+_BRACKETS = bytes.maketrans(b"[]{}", b"()()")
+_NOT_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
+
+
+def read_json(body: bytes, *, max_depth: int) -> Any:
+    """The value in `body`, UTF-8 JSON by RFC 8259 with the ambiguous parts refused.
+
+    Raises:
+        DuplicateKey: an object holds a key twice.
+        InvalidJSON: anything else that is not strict JSON; the message says what and where.
+    """
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidJSON(f"the body is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}") from None
+    if text.startswith("\ufeff"):
+        raise InvalidJSON("the body begins with a byte order mark; send plain UTF-8")
+    _check_structure(body, max_depth)
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_float=_finite_float, parse_constant=_refuse_constant
+        )
+    except json.JSONDecodeError as error:
+        raise InvalidJSON(
+            f"the body is not JSON: {error.msg} at line {error.lineno} column {error.colno}"
+        ) from None
+    except RecursionError:
+        raise InvalidJSON(f"the body nests deeper than {max_depth} levels") from None
+    except ValueError:  # int() refuses more than 4,300 digits, as their conversion takes quadratic time
+        raise InvalidJSON("the body holds an integer with more digits than can be read") from None
+    if _SURROGATE_ESCAPE.search(body):
+        _refuse_lone_surrogates(value)
+    return value
+
+
+def _check_structure(body: bytes, max_depth: int) -> None:
+    """Bound depth and number of values before the parser builds anything: neither may depend on its stack."""
+    openers = body.count(b"[") + body.count(b"{")
+    if openers <= max_depth and body.count(b",") < MAX_VALUES:
+        return  # the usual body: cannot be too deep nor too many
+    bare = _STRING.sub(b"", body)
+    if bare.count(b",") + bare.count(b"[") + bare.count(b"{") >= MAX_VALUES:
+        raise InvalidJSON(f"the body holds more than {MAX_VALUES:,} values")
+    brackets = bare.translate(_BRACKETS, _NOT_BRACKETS)
+    for _ in range(max_depth):  # each round peels the innermost level
+        if not brackets:
+            return
+        brackets = brackets.replace(b"()", b"")
+    if brackets:
+        raise InvalidJSON(f"the body nests deeper than {max_depth} levels, or its brackets do not match")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        key = next(key for key, count in counts.items() if count > 1)
+        raise DuplicateKey(f"the key {shown(key)} stands twice in one object; the first value would be lost")
+    return found
+
+
+def _finite_float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise InvalidJSON(f"the number {shown(text)} is too large for a float")
+    return number
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise InvalidJSON(f"{text} is not JSON")
+
+
+def _refuse_lone_surrogates(value: Any) -> None:
+    for path, text in _strings(value):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            code = ord(text[error.start])
+            raise InvalidJSON(f"a string in {path} holds \\u{code:04x}, half of a surrogate pair") from None
+
+
+def _strings(value: Any) -> Iterator[tuple[str, str]]:
+    """Every string of `value`, keys included, with the name of the top-level field that it stands in."""
+    stack = [("the body", value)]
+    if isinstance(value, dict):
+        stack = [(shown(key), part) for key, part in value.items()]
+        yield from (("the body", key) for key in value)
+    while stack:
+        path, part = stack.pop()
+        if isinstance(part, str):
+            yield path, part
+        elif isinstance(part, dict):
+            yield from ((path, key) for key in part)
+            stack += ((path, inner) for inner in part.values())
+        elif isinstance(part, list):
+            stack += ((path, inner) for inner in part)
+
+
+def shown(value: Any, limit: int = 60) -> str:
+    """`value` for a message: JSON in ASCII without control characters, at most `limit` characters of it."""
+    if isinstance(value, str):
+        text = json.dumps(value[: limit + 1])
+    elif isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    else:
+        text = json.dumps(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

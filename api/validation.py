@@ -1,0 +1,292 @@
+"""What a request must be beyond JSON: fields, kinds, counts, and options that a model can tell apart.
+
+Everything wrong is collected (ten findings at most) and raised as one error, so that a client mends its
+request in one go. A finding names the question, the value and the limit, and never echoes more than a
+few words of the input.
+"""
+
+import unicodedata
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from d3serve import errors
+from d3serve.api.problems import MAX_PROBLEMS
+from d3serve.api.rendering import option_texts
+from d3serve.api.strict_json import shown
+from d3serve.schemas import (
+    MAX_LEVELS,
+    MAX_OPTIONS,
+    ChoiceQuestion,
+    DecisionRequest,
+    JobOptions,
+    NoulQuestion,
+    Question,
+)
+from d3serve.settings import Settings
+
+T = TypeVar("T")
+Path = tuple[str | int, ...]
+
+QUESTION_TYPES: Final = ("choice", "noul", "score")
+MEDIA_QUESTION_TYPES: Final = ("box", "track")
+MEDIA_FIELDS: Final = ("images", "videos", "audio", "assets")
+REQUEST_FIELDS: Final = ("model", "state", "questions", "job")
+MAX_FIELD_CHARS: Final = 120
+
+_QUESTION: Final[TypeAdapter[Question]] = TypeAdapter(Question)
+_JOB: Final = TypeAdapter(JobOptions)
+_ERRORS: Final[Mapping[str, type[errors.InvalidRequest]]] = {
+    cls.code: cls
+    for cls in (
+        errors.InvalidRequest,
+        errors.InvalidQuestion,
+        errors.TooManyQuestions,
+        errors.TooManyOptions,
+        errors.UnsupportedModality,
+    )
+}
+_OPTIONS_LIMIT: Final = (
+    f"{MAX_OPTIONS} options per choice"  # kits count a refusal with these words as unsupported
+)
+_KINDS: Final[Mapping[str, str]] = {
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "list_type": "must be a list",
+    "string_type": "must be a string",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "bool_type": "must be true or false",
+}
+
+
+class Findings:
+    """What is wrong with a request, in the order found; full at ten."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[str, Path, str]] = []
+
+    def add(self, code: str, path: Path, detail: str) -> None:
+        """Note that the value at `path` is wrong; `detail` is a clause about it."""
+        if not self.full:
+            self._found.append((code, path, detail))
+
+    @property
+    def full(self) -> bool:
+        """Whether more findings would be thrown away."""
+        return len(self._found) >= MAX_PROBLEMS
+
+    def raise_if_any(self) -> None:
+        """Raise the first finding as an error that lists all of them.
+
+        Raises:
+            InvalidRequest: or the subclass that belongs to the first finding's code.
+
+        """
+        if not self._found:
+            return
+        code, path, detail = self._found[0]
+        message = f"{dotted(path)} {detail}" if path else detail
+        if len(self._found) > 1:
+            more = "and more" if self.full else f"and {len(self._found) - 1} more"
+            message = f"{message} ({more}, see errors)"
+        listed = [
+            {"pointer": pointer(where), "code": which, "detail": what} for which, where, what in self._found
+        ]
+        raise _ERRORS[code](message, field=dotted(path) or None, details={"errors": listed})
+
+
+def check_request(payload: Mapping[str, Any], settings: Settings) -> DecisionRequest:
+    """A System One body, checked in every way that needs no tokenizer.
+
+    Raises:
+        InvalidRequest: or a subclass; `details["errors"]` lists up to ten findings.
+    """
+    findings = Findings()
+    _check_fields(payload, findings)
+    _check_model(payload.get("model", ""), findings)
+    if "state" not in payload:
+        findings.add("invalid_request", ("state",), "is required")
+    elif not isinstance(payload["state"], str | dict | list):
+        found = shown(payload["state"])
+        findings.add("invalid_request", ("state",), f"must be a string, an object or a list, not {found}")
+    questions = _check_questions(payload.get("questions"), settings, findings)
+    job = check_job(payload.get("job", {}), findings)
+    findings.raise_if_any()
+    # Every part is checked by now, and the state is JSON by reading: no need to walk it again.
+    return DecisionRequest.model_construct(
+        model=payload["model"], state=payload["state"], questions=questions, job=job
+    )
+
+
+def check_job(value: Any, findings: Findings) -> JobOptions:
+    """The `job` object of a submission; on a finding, the defaults stand in."""
+    job = _validated(_JOB, value, ("job",), findings, "invalid_request")
+    return job if job is not None else JobOptions()
+
+
+def _check_fields(payload: Mapping[str, Any], findings: Findings) -> None:
+    for name in payload:
+        if findings.full:
+            return
+        if name in MEDIA_FIELDS:
+            findings.add(
+                "unsupported_modality", (name,), "is not supported: this server reads text and JSON only"
+            )
+        elif name not in REQUEST_FIELDS:
+            findings.add(
+                "invalid_request",
+                (name,),
+                f"is not a field of a request; there are {', '.join(REQUEST_FIELDS)}",
+            )
+
+
+def _check_model(model: Any, findings: Findings) -> None:
+    if not isinstance(model, str) or not model.strip():
+        found = f", not {shown(model)}" if model != "" else ""
+        findings.add("invalid_request", ("model",), f"must name a model{found}")
+
+
+def _check_questions(value: Any, settings: Settings, findings: Findings) -> dict[str, Question]:
+    if not isinstance(value, dict) or not value:
+        found = shown(value) if value is not None else "missing or null"
+        findings.add(
+            "invalid_request", ("questions",), f"must be an object with at least one question, not {found}"
+        )
+        return {}
+    if len(value) > settings.max_questions_per_job:
+        findings.add(
+            "too_many_questions",
+            ("questions",),
+            f"holds {len(value)} questions; a job may hold {settings.max_questions_per_job}",
+        )
+        return {}
+    checked: dict[str, Question] = {}
+    for name, raw in value.items():
+        if findings.full:
+            break
+        if not name or len(name) > settings.max_question_id_chars:
+            findings.add(
+                "invalid_question",
+                ("questions", name),
+                f"has an id of {len(name)} characters; an id has 1 to {settings.max_question_id_chars}",
+            )
+            continue
+        question = _check_question(raw, ("questions", name), findings)
+        if question is not None:
+            checked[name] = question
+    return checked
+
+
+def _check_question(raw: Any, path: Path, findings: Findings) -> Question | None:
+    if not isinstance(raw, dict):
+        findings.add("invalid_question", path, f"must be an object, not {shown(raw)}")
+        return None
+    kind = raw.get("type")
+    supported = f"there are {', '.join(QUESTION_TYPES)}"
+    if isinstance(kind, str) and kind in MEDIA_QUESTION_TYPES:
+        findings.add(
+            "unsupported_modality", (*path, "type"), f'"{kind}" needs an image or a video; {supported}'
+        )
+        return None
+    if not isinstance(kind, str) or kind not in QUESTION_TYPES:
+        found = "is required" if "type" not in raw else f"{shown(kind)} is unknown"
+        findings.add("invalid_question", (*path, "type"), f"{found}; {supported}")
+        return None
+    question = _validated(_QUESTION, raw, path, findings, "invalid_question")
+    if question is not None:
+        _check_meaning(question, path, findings)
+    return question
+
+
+def _check_meaning(question: Question, path: Path, findings: Findings) -> None:
+    """Refuse a question whose options a model could not tell apart, or that asks nothing."""
+    criteria: Path = (*path, "criteria")
+    if isinstance(question, ChoiceQuestion):
+        for name in question.criteria:
+            fault = (
+                "is blank"
+                if _is_blank(name)
+                else "holds a line break"
+                if name.splitlines() != [name]
+                else None
+            )
+            if fault:
+                findings.add("invalid_question", criteria, f"has an option whose name {shown(name)} {fault}")
+    elif isinstance(question, NoulQuestion):
+        described = question.criteria and (question.criteria.true or question.criteria.false)
+        if not question.instructions and not described:
+            findings.add("invalid_question", path, "asks nothing: give instructions, or describe an outcome")
+    else:
+        for index, text in enumerate(option_texts(question)):
+            if _is_blank(text) or question.criteria[index] is None:
+                findings.add("invalid_question", (*criteria, index), "is an empty level")
+    repeated = _first_repeated(option_texts(question))
+    if repeated is not None:
+        findings.add("invalid_question", criteria, f"has two options that both read {shown(repeated)}")
+
+
+def _is_blank(text: str) -> bool:
+    """No character of `text` leaves a mark: spaces, controls, zero-width and other formatting characters."""
+    return all(unicodedata.category(char) in ("Zs", "Zl", "Zp", "Cc", "Cf") for char in text)
+
+
+def _first_repeated(texts: Iterable[str]) -> str | None:
+    """The first text that stood before; composed and decomposed accents are one, as for the tokenizer."""
+    seen: set[str] = set()
+    for text in texts:
+        normal = unicodedata.normalize("NFC", text)
+        if normal in seen:
+            return text
+        seen.add(normal)
+    return None
+
+
+def _validated(adapter: TypeAdapter[T], value: Any, path: Path, findings: Findings, code: str) -> T | None:
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        for one in error.errors(include_url=False):
+            where = tuple(
+                part for index, part in enumerate(one["loc"]) if not (index == 0 and part in QUESTION_TYPES)
+            )
+            findings.add(*_finding(one, (*path, *where), code))
+        return None
+
+
+def _finding(error: ErrorDetails, path: Path, code: str) -> tuple[str, Path, str]:
+    """One pydantic error in our words."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return code, path, "is not a field here: check its spelling"
+    if kind == "missing":
+        return code, path, "is required"
+    if kind in ("too_long", "too_short") and path[-1] == "criteria":
+        allowed = f"{MAX_LEVELS} levels per score" if isinstance(error["input"], list) else _OPTIONS_LIMIT
+        code = "too_many_options" if kind == "too_long" else code
+        return code, path, f"holds {len(error['input'])}; there may be 2 to {allowed}"
+    if kind in ("too_long", "too_short"):
+        bound = (
+            f"at most {context['max_length']}" if kind == "too_long" else f"at least {context['min_length']}"
+        )
+        return code, path, f"holds {len(error['input'])} entries; there may be {bound}"
+    clause = _KINDS.get(kind) or error["msg"].replace("Input should", "must").replace("Value error, ", "")
+    return code, path, f"{clause}, not {shown(error['input'])}"
+
+
+def pointer(path: Path) -> str:
+    """`path` as an RFC 6901 JSON pointer, cut at 120 characters a step."""
+    return "".join("/" + _clipped(part).replace("~", "~0").replace("/", "~1") for part in path)
+
+
+def dotted(path: Path) -> str:
+    """`path` for people and for `field`: `questions.spam.criteria`."""
+    return ".".join(_clipped(part) for part in path)
+
+
+def _clipped(part: str | int) -> str:
+    text = str(part)
+    return text if len(text) <= MAX_FIELD_CHARS else text[: MAX_FIELD_CHARS - 1] + "…"
