@@ -1,0 +1,351 @@
+"""Attention over a packed pass: every row sees its state's keys in the pool, then its own block.
+
+One Triton kernel for state rows (own block both ways), question rows (their state's pool range, then their
+own block), causal blocks and whole prompts. The query heads of a key/value head stand together in the row
+tile, so K and V are read once for all of them; few tiles are split over keys and merged by their log-sum-exp.
+No mask tensor is ever built: `attention_plan` says which keys need a look at the rows' own ranges.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from d3serve.kernels.attention_plan import (
+    ITEM_FIELDS,
+    MERGE_FIELDS,
+    AttentionPlan,
+    DenseBlock,
+    TileShape,
+    plan_tiles,
+)
+from d3serve.kernels.segments import Segment
+
+LOG2_E = 1.4426950408889634
+MERGE_ROWS = 16  # packed rows that one merge program joins: small, so that a few tiles still fill the device
+
+
+@triton.jit
+def _attend(acc, row_sum, row_max, q, k, v, visible, qk_scale, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+    """One step of the online softmax in the log2 domain."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if MASKED:
+        scores = tl.where(visible, scores, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale)
+    shift = new_max
+    if MASKED:
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # no key yet: (-inf) - (-inf) is NaN
+    weights = tl.exp2(scores * qk_scale - shift[:, None])
+    decay = tl.exp2(row_max - shift)
+    row_sum = row_sum * decay + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
+    return acc, row_sum, new_max
+
+
+@triton.jit
+def _prefix_bidir_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, lse_ptr,
+    row_ranges_ptr, program_starts_ptr, items_ptr,
+    stride_q, stride_qh, stride_k, stride_kh, stride_v, stride_vh, stride_o, stride_oh,
+    qk_scale,
+    k_desc, v_desc,
+    HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, ITEM_FIELDS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, USE_DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """Program (p, kv_head) works through the items of list p; see `attention_plan` for the fields."""
+    kv_head = tl.program_id(1)
+    first_item = tl.load(program_starts_ptr + tl.program_id(0))
+    last_item = tl.load(program_starts_ptr + tl.program_id(0) + 1)
+
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, BLOCK_D)
+    in_head = offs_d < HEAD_DIM
+    head = kv_head * GROUP + offs_m % GROUP
+    k_head_ptr = k_ptr + kv_head * stride_kh + offs_d[None, :]
+    v_head_ptr = v_ptr + kv_head * stride_vh + offs_d[None, :]
+
+    for item in range(first_item, last_item):
+        fields = items_ptr + item * ITEM_FIELDS
+        first_row = tl.load(fields)
+        rows = tl.load(fields + 1)
+        open_begin = tl.load(fields + 2)
+        open_end = tl.load(fields + 3)
+        edge_begin = tl.load(fields + 4)
+        edge_end = tl.load(fields + 5)
+        slot = tl.load(fields + 6)
+
+        row = first_row + offs_m // GROUP
+        is_row = offs_m < rows * GROUP
+        own_begin = tl.load(row_ranges_ptr + 2 * row, mask=is_row, other=0)
+        own_end = tl.load(row_ranges_ptr + 2 * row + 1, mask=is_row, other=0)
+        q_offset = row.to(tl.int64) * stride_q + head * stride_qh
+        load_q = is_row[:, None] & in_head[None, :]
+        q = tl.load(q_ptr + q_offset[:, None] + offs_d[None, :], mask=load_q, other=0.0)
+
+        acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+        row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+        row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+
+        whole_end = open_begin + (open_end - open_begin) // BLOCK_N * BLOCK_N
+        for start in range(open_begin, whole_end, BLOCK_N):
+            if USE_DESCRIPTORS:
+                k = k_desc.load([start, kv_head * HEAD_DIM])
+                v = v_desc.load([start, kv_head * HEAD_DIM])
+            else:
+                key = (start + offs_n).to(tl.int64)
+                k = tl.load(k_head_ptr + key[:, None] * stride_k, mask=in_head[None, :], other=0.0)
+                v = tl.load(v_head_ptr + key[:, None] * stride_v, mask=in_head[None, :], other=0.0)
+            acc, row_sum, row_max = _attend(acc, row_sum, row_max, q, k, v, None, qk_scale, False, PRECISION)
+
+        # The open range's ragged end, then the edge range: keys outside are not even loaded, since a pool
+        # row that nobody owns may hold anything, and 0 x NaN is NaN.
+        tails = (open_end > whole_end).to(tl.int32)
+        masked_blocks = tails + (edge_end - edge_begin + BLOCK_N - 1) // BLOCK_N
+        for block in range(0, masked_blocks):
+            is_tail = block < tails
+            start = tl.where(is_tail, whole_end, edge_begin + (block - tails) * BLOCK_N)
+            end = tl.where(is_tail, open_end, edge_end)
+            key = start + offs_n
+            load_kv = (key < end)[:, None] & in_head[None, :]
+            k = tl.load(k_head_ptr + key.to(tl.int64)[:, None] * stride_k, mask=load_kv, other=0.0)
+            v = tl.load(v_head_ptr + key.to(tl.int64)[:, None] * stride_v, mask=load_kv, other=0.0)
+            begins = tl.where(is_tail, start, own_begin)
+            ends = tl.minimum(tl.where(is_tail, end, own_end), end)
+            visible = (key[None, :] >= begins[:, None]) & (key[None, :] < ends[:, None])
+            acc, row_sum, row_max = _attend(acc, row_sum, row_max, q, k, v, visible, qk_scale, True, PRECISION)
+
+        nothing = row_sum == 0.0
+        acc = acc / tl.where(nothing, 1.0, row_sum)[:, None]
+        store = is_row[:, None] & in_head[None, :]
+        if slot < 0:
+            o_offset = row.to(tl.int64) * stride_o + head * stride_oh
+            tl.store(out_ptr + o_offset[:, None] + offs_d[None, :], acc.to(out_ptr.dtype.element_ty), mask=store)
+        else:
+            part = ((slot * KV_HEADS + kv_head) * BLOCK_M + offs_m).to(tl.int64)
+            lse = tl.where(nothing, float("-inf"), row_max + tl.log2(tl.where(nothing, 1.0, row_sum)))
+            tl.store(partial_ptr + part[:, None] * HEAD_DIM + offs_d[None, :], acc, mask=store)
+            tl.store(lse_ptr + part, lse, mask=is_row)
+
+
+@triton.jit
+def _merge_kernel(
+    out_ptr, partial_ptr, lse_ptr, merges_ptr, stride_o, stride_oh,
+    HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, MERGE_FIELDS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Program (merge, kv_head, part): out = sum of 2^(lse_i - max) out_i over the pieces, normalised."""
+    kv_head = tl.program_id(1)
+    fields = merges_ptr + tl.program_id(0) * MERGE_FIELDS
+    first_row = tl.load(fields)
+    rows = tl.load(fields + 1)
+    first_slot = tl.load(fields + 2)
+    pieces = tl.load(fields + 3)
+
+    offs_m = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
+    offs_d = tl.arange(0, BLOCK_D)
+    is_row = offs_m < rows * GROUP
+    mask = is_row[:, None] & (offs_d < HEAD_DIM)[None, :]
+    acc = tl.zeros([BLOCK_R, BLOCK_D], dtype=tl.float32)
+    weight_sum = tl.zeros([BLOCK_R], dtype=tl.float32)
+    top = tl.full([BLOCK_R], float("-inf"), dtype=tl.float32)
+    for slot in range(first_slot, first_slot + pieces):
+        part = ((slot * KV_HEADS + kv_head) * BLOCK_M + offs_m).to(tl.int64)
+        lse = tl.load(lse_ptr + part, mask=is_row, other=float("-inf"))
+        piece = tl.load(partial_ptr + part[:, None] * HEAD_DIM + offs_d[None, :], mask=mask, other=0.0)
+        new_top = tl.maximum(top, lse)
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        decay, weight = tl.exp2(top - shift), tl.exp2(lse - shift)
+        acc = acc * decay[:, None] + piece * weight[:, None]
+        weight_sum = weight_sum * decay + weight
+        top = new_top
+    acc = acc / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
+    row = first_row + offs_m // GROUP
+    o_offset = row.to(tl.int64) * stride_o + (kv_head * GROUP + offs_m % GROUP) * stride_oh
+    tl.store(out_ptr + o_offset[:, None] + offs_d[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+TILES = (
+    TileShape(128, 64, 8, 2),
+    TileShape(64, 64, 4, 2),
+    TileShape(32, 64, 4, 2, per_sm=2),
+    TileShape(16, 32, 4, 2, per_sm=3),
+    TileShape(16, 16, 4, 1, per_sm=3),
+)
+DENSE_ROWS = 4096
+USE_DESCRIPTORS = False
+
+
+def plan_attention(
+    segments: Sequence[Segment],
+    *,
+    causal: bool,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_rows: int | None = None,
+    max_segments: int | None = None,
+) -> AttentionPlan:
+    """The plan of one pass on `device`: made once, used by every layer.
+
+    Args:
+        segments: in order of their rows; see `Segment`.
+        causal: whether a row sees its own block only up to itself.
+        heads: H, a multiple of kv_heads.
+        kv_heads: HK.
+        head_dim: D, 16 to 256.
+        dtype: of q and the pools.
+        device: of the tensors.
+        max_rows: pad to this many rows, for a CUDA graph; `plan.launch` then depends on sizes alone.
+        max_segments: the same for segments; give both or neither.
+
+    Raises:
+        ValueError: the geometry is not served, no tile fits the device's shared memory, or the segments overlap.
+    """
+    if heads % kv_heads or not 16 <= head_dim <= 256:
+        raise ValueError(f"cannot serve {heads} query heads over {kv_heads} of width {head_dim}")
+    group = heads // kv_heads
+    dense: tuple[DenseBlock, ...] = ()
+    if not causal and device.type == "cuda" and max_rows is None:
+        dense = tuple(
+            DenseBlock(s.start, s.length, s.own_start)
+            for s in segments
+            if s.length >= DENSE_ROWS and s.prefix_length == 0
+        )
+    taken = {block.start for block in dense}
+    sparse = [s for s in segments if s.start not in taken]
+    processors, shared_bytes = _device_limits(device)
+    tile = _choose_tile(group, head_dim, dtype.itemsize, shared_bytes)
+    return plan_tiles(
+        sparse,
+        causal=causal,
+        group=group,
+        kv_heads=kv_heads,
+        tile=tile,
+        slots=max(processors * tile.per_sm // kv_heads, 1),
+        device=device,
+        dense=dense,
+        max_rows=max_rows,
+        max_segments=max_segments,
+    )
+
+
+def _device_limits(device: torch.device) -> tuple[int, int]:
+    """(multiprocessors, bytes of shared memory a program may take); a CPU stands in for an H200."""
+    if device.type != "cuda":
+        return 132, 232_448
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.shared_memory_per_block_optin
+
+
+def _choose_tile(group: int, head_dim: int, itemsize: int, shared_bytes: int) -> TileShape:
+    for tile in TILES:
+        if group <= tile.block_m and tile.shared_bytes(head_dim, itemsize) <= shared_bytes:
+            return tile
+    raise ValueError(
+        f"no tile for {group} heads of width {head_dim} in {itemsize}-byte numbers fits the"
+        f" {shared_bytes} bytes of shared memory that this device gives a program"
+    )
+
+
+def prefix_bidir_attention(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, plan: AttentionPlan, *, softmax_scale: float, out: Tensor | None = None
+) -> Tensor:
+    """Each segment's rows see its whole prefix and its own block: all of it, or backwards when causal.
+
+    Args:
+        q: [T, H, D] queries of every row of the pass, contiguous in D; query head h reads K/V head h // (H // HK).
+        k_pool: [P, HK, D] keys of every pool row, contiguous in D, any row stride.
+        v_pool: [P, HK, D] values.
+        plan: from `plan_attention`, for these heads.
+        softmax_scale: factor of the scores, positive.
+        out: [T, H, D] to write into; a new tensor by default.
+
+    Returns:
+        [T, H, D] in q's type; rows of no segment are left as they are. Accumulation is FP32. Short questions of
+        one state may share a tile: a NaN in the keys or values of one then reaches the others.
+
+    Raises:
+        ValueError: shapes or types disagree with each other or with the plan.
+    """
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    _check(q, k_pool, v_pool, out, plan, softmax_scale)
+    for block in plan.dense:
+        _attend_dense(q, k_pool, v_pool, out, block, softmax_scale)
+    if plan.launch.programs:
+        _launch(q, k_pool, v_pool, out, plan, softmax_scale)
+    return out
+
+
+def _check(q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, plan: AttentionPlan, softmax_scale: float) -> None:
+    T, H, D = q.shape
+    P, HK, _ = k_pool.shape
+    if HK != plan.kv_heads or H % HK or k_pool.shape[2] != D or v_pool.shape != k_pool.shape or out.shape != q.shape:
+        raise ValueError(
+            f"q {tuple(q.shape)}, k_pool {tuple(k_pool.shape)}, v_pool {tuple(v_pool.shape)}, out"
+            f" {tuple(out.shape)} do not fit each other and a plan for {plan.kv_heads} key/value heads"
+        )
+    if T < plan.launch.rows or P < plan.pool_rows:
+        raise ValueError(
+            f"the plan needs {plan.launch.rows} rows and {plan.pool_rows} pool rows; there are {T} and {P}"
+        )
+    if len({q.dtype, k_pool.dtype, v_pool.dtype, out.dtype}) > 1:
+        raise ValueError(f"types differ: q {q.dtype}, pools {k_pool.dtype} and {v_pool.dtype}, out {out.dtype}")
+    if any(x.stride(-1) != 1 for x in (q, k_pool, v_pool, out)):
+        raise ValueError("q, k_pool, v_pool and out must be contiguous in their last dimension")
+    if not softmax_scale > 0:
+        raise ValueError(f"softmax_scale must be positive, not {softmax_scale}")
+
+
+def _attend_dense(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, block: DenseBlock, softmax_scale: float
+) -> None:
+    """cuDNN's attention over one both-ways block; raises RuntimeError if that backend cannot run."""
+    rows = slice(block.start, block.start + block.length)
+    own = slice(block.own_start, block.own_start + block.length)
+    query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in (q[rows], k_pool[own], v_pool[own]))
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        attended = F.scaled_dot_product_attention(query, key, value, scale=softmax_scale, enable_gqa=True)
+    out[rows] = attended[0].transpose(0, 1)
+
+
+def _launch(q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, plan: AttentionPlan, softmax_scale: float) -> None:
+    _, H, D = q.shape
+    HK = plan.kv_heads
+    launch, tile = plan.launch, plan.launch.tile
+    block_d = triton.next_power_of_2(D)
+    partial = q.new_empty((launch.partials, HK, tile.block_m, D), dtype=torch.float32)
+    lse = q.new_empty((launch.partials, HK, tile.block_m), dtype=torch.float32)
+    shape = {"HEAD_DIM": D, "GROUP": H // HK, "KV_HEADS": HK, "BLOCK_M": tile.block_m, "BLOCK_D": block_d}
+    use_descriptors = USE_DESCRIPTORS
+    k_desc = v_desc = None
+    if use_descriptors:
+        k_desc, v_desc = (
+            TensorDescriptor(pool, [pool.shape[0], HK * D], [pool.stride(0), 1], [tile.block_n, D])
+            for pool in (k_pool, v_pool)
+        )
+    _prefix_bidir_kernel[(launch.programs, HK)](
+        q, k_pool, v_pool, out, partial, lse,
+        plan.row_ranges, plan.program_starts, plan.items,
+        q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), v_pool.stride(0), v_pool.stride(1),
+        out.stride(0), out.stride(1),
+        softmax_scale * LOG2_E,
+        k_desc, v_desc,
+        **shape, ITEM_FIELDS=ITEM_FIELDS, BLOCK_N=tile.block_n,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", USE_DESCRIPTORS=use_descriptors,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    if launch.merges:
+        parts = triton.cdiv(tile.block_m, MERGE_ROWS)
+        _merge_kernel[(launch.merges, HK, parts)](
+            out, partial, lse, plan.merges, out.stride(0), out.stride(1),
+            **shape, MERGE_FIELDS=MERGE_FIELDS, BLOCK_R=MERGE_ROWS, num_warps=4,
+        )  # fmt: skip
