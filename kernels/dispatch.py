@@ -1,0 +1,162 @@
+"""The one place that chooses an implementation: the fast kernels for CUDA tensors, else the reference.
+
+A pass builds one plan for its full-attention layers and one for its linear layers, and every layer uses
+them. The Triton modules are imported on first use, so that a machine without a
+GPU never needs triton or fla. Shapes and formulas are documented in `d3serve.kernels.reference`.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from d3serve.kernels import reference
+from d3serve.kernels.segments import Segment
+
+
+def _fast(name: str, device: torch.device) -> Any:
+    """Import the module that implements an operation on `device`."""
+    return import_module(f"d3serve.kernels.{name}") if device.type == "cuda" else reference
+
+
+def plan_attention(
+    segments: Sequence[Segment],
+    *,
+    causal: bool,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Any:
+    """Prepare the full-attention layers of a pass; the result is opaque outside the kernels."""
+    if device.type != "cuda":
+        return reference.Plan(tuple(segments), causal)
+    return _fast("prefix_bidir", device).plan_attention(
+        segments, causal=causal, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device
+    )
+
+
+def plan_recurrence(segments: Sequence[Segment], *, device: torch.device) -> Any:
+    """Prepare the linear layers of a pass (states stand before questions); opaque outside the kernels."""
+    if device.type != "cuda":
+        return reference.Plan(tuple(segments))
+    return _fast("recurrence_plan", device).plan_recurrence(segments, device=device)
+
+
+def prefix_bidir_attention(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, plan: Any, *, softmax_scale: float
+) -> Tensor:
+    """Attend from each segment's rows to its prefix and its own block."""
+    module = _fast("prefix_bidir", q.device)
+    attended: Tensor = module.prefix_bidir_attention(q, k_pool, v_pool, plan, softmax_scale=softmax_scale)
+    return attended
+
+
+def gdn_prepare(
+    mixed: Tensor,
+    b: Tensor,
+    a: Tensor,
+    conv_weight: Tensor,
+    conv_states: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    plan: Any,
+    *,
+    key_heads: int,
+    value_heads: int,
+    key_dim: int,
+    value_dim: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Convolve and normalise the inputs of the gated delta rule; carry the conv state on."""
+    prepared: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _fast("convolution", mixed.device).gdn_prepare(
+        mixed,
+        b,
+        a,
+        conv_weight,
+        conv_states,
+        A_log,
+        dt_bias,
+        plan,
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+    )
+    return prepared
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    recurrent_states: Tensor,
+    plan: Any,
+    *,
+    scale: float,
+) -> Tensor:
+    """Run the gated delta rule over each segment from its initial slot."""
+    module = _fast("gated_delta", q.device)
+    out: Tensor = module.gated_delta_rule(q, k, v, g, beta, recurrent_states, plan, scale=scale)
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Add to the residual stream and normalise."""
+    result: tuple[Tensor, Tensor] = _fast("fused", x.device).add_rms_norm(x, residual, weight, eps)
+    return result
+
+
+def qk_norm_rope_store(
+    qkv: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    slot_mapping: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    eps: float,
+) -> Tensor:
+    """Normalise and rotate queries and keys; write K and V into the pools."""
+    q: Tensor = _fast("fused", qkv.device).qk_norm_rope_store(
+        qkv,
+        q_weight,
+        k_weight,
+        cos,
+        sin,
+        k_pool,
+        v_pool,
+        slot_mapping,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        eps=eps,
+    )
+    return q
+
+
+def sigmoid_gate(attn: Tensor, qkv: Tensor) -> Tensor:
+    """Multiply attention's output by the sigmoid of the gate in `qkv`."""
+    gated: Tensor = _fast("fused", attn.device).sigmoid_gate(attn, qkv)
+    return gated
+
+
+def gated_rms_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalise each value head and multiply by silu(z)."""
+    normed: Tensor = _fast("fused", x.device).gated_rms_norm(x, z, weight, eps)
+    return normed
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate)·up of one fused projection."""
+    out: Tensor = _fast("fused", gate_up.device).silu_mul(gate_up)
+    return out

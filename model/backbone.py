@@ -1,0 +1,264 @@
+"""The hybrid decoder over one packed pass: full-attention and gated delta rule layers, all modes.
+
+Every operation but the matrix products goes through `kernels.dispatch`; nothing in here waits for the
+device, so the same code runs on a CPU, on a GPU and inside a CUDA graph.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from d3serve.kernels import dispatch
+from d3serve.kernels.segments import Segment
+from d3serve.model.config import Geometry
+from d3serve.model.plan import PassRows
+from d3serve.model.weights import FullAttention, Layer, LinearAttention, Weights
+
+
+@dataclass(frozen=True)
+class Pools:
+    """What states leave behind: K and V of full-attention layers, both states of linear ones."""
+
+    k: Tensor  # [full layers, P, HK, D], model type
+    v: Tensor  # [full layers, P, HK, D], model type
+    recurrent: Tensor  # [linear layers, slots, HV, K, V] FP32
+    conv: Tensor  # [linear layers, slots, C, W - 1], model type, newest token in the last column
+
+    @classmethod
+    def allocate(
+        cls, g: Geometry, *, rows: int, slots: int, device: torch.device, dtype: torch.dtype
+    ) -> Self:
+        """Allocate pools of `rows` K/V rows and `slots` recurrent slots."""
+        kv = (g.full_layers, rows, g.kv_heads, g.head_dim)
+        state = (g.linear_layers, slots, g.linear_value_heads, g.linear_key_dim, g.linear_value_dim)
+        conv = (g.linear_layers, slots, g.conv_channels, g.conv_width - 1)
+        return cls(
+            k=torch.zeros(kv, dtype=dtype, device=device),
+            v=torch.zeros(kv, dtype=dtype, device=device),
+            recurrent=torch.zeros(state, dtype=torch.float32, device=device),
+            conv=torch.zeros(conv, dtype=dtype, device=device),
+        )
+
+
+def row_bytes(g: Geometry, dtype: torch.dtype) -> int:
+    """Memory of one K/V row over all full-attention layers."""
+    return g.full_layers * 2 * g.kv_heads * g.head_dim * dtype.itemsize
+
+
+def slot_bytes(g: Geometry, dtype: torch.dtype) -> int:
+    """Memory of one recurrent and conv slot over all linear layers."""
+    state = g.linear_value_heads * g.linear_key_dim * g.linear_value_dim * torch.float32.itemsize
+    return g.linear_layers * (state + g.conv_channels * (g.conv_width - 1) * dtype.itemsize)
+
+
+@dataclass(frozen=True)
+class PassInputs:
+    """A planned pass on the device; the plans are what the kernels made of its segments."""
+
+    tokens: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    slot_mapping: Tensor  # [T] int64
+    readout_rows: Tensor  # [N] int64, counted from `state_rows`
+    state_rows: int
+    attention: Any
+    question_attention: Any  # of the rows from `state_rows` on, for the last layer
+    recurrence: Any
+
+    @classmethod
+    def build(
+        cls, rows: PassRows, g: Geometry, *, causal: bool, device: torch.device, dtype: torch.dtype
+    ) -> Self:
+        """Copy a planned pass to `device` and let the kernels plan theirs."""
+
+        def plan_attention(segments: Sequence[Segment]) -> Any:
+            return dispatch.plan_attention(
+                segments,
+                causal=causal,
+                heads=g.heads,
+                kv_heads=g.kv_heads,
+                head_dim=g.head_dim,
+                dtype=dtype,
+                device=device,
+            )
+
+        attention = plan_attention(rows.segments)
+        arrays = (rows.tokens, rows.positions, rows.slot_mapping, rows.readout_rows - rows.state_rows)
+        tokens, positions, slot_mapping, readout_rows = (torch.from_numpy(each).to(device) for each in arrays)
+        return cls(
+            tokens=tokens,
+            positions=positions,
+            slot_mapping=slot_mapping,
+            readout_rows=readout_rows,
+            state_rows=rows.state_rows,
+            attention=attention,
+            question_attention=plan_attention(rows.question_segments) if rows.state_rows else attention,
+            recurrence=dispatch.plan_recurrence(rows.segments, device=device),
+        )
+
+
+class Backbone:
+    """Runs packed passes against the pools."""
+
+    def __init__(self, geometry: Geometry, weights: Weights, pools: Pools, *, mlp_rows: int) -> None:
+        """Take ownership of `weights` and `pools`; `mlp_rows` bounds the rows of one MLP step."""
+        self.geometry = geometry
+        self.weights = weights
+        self.pools = pools
+        self._mlp_rows = mlp_rows
+        exponents = torch.arange(0, geometry.rotary_dim, 2, dtype=torch.float32) / geometry.rotary_dim
+        self._frequencies = (geometry.rope_theta**-exponents).to(pools.k.device)
+
+    def forward(self, inputs: PassInputs) -> Tensor:
+        """Run every layer; return the normed hidden state of each readout row, [N, hidden] in model type."""
+        x, residual = F.embedding(inputs.tokens, self.weights.embedding), None
+        rotary = self._rotary(inputs.positions)
+        counts = {FullAttention: 0, LinearAttention: 0}
+        for layer in self.weights.layers[:-1]:
+            x, residual = self._layer(layer, x, residual, inputs, rotary, counts[type(layer.mixer)])
+            counts[type(layer.mixer)] += 1
+        last = self.weights.layers[-1]
+        x, residual = self._last_layer(last, x, residual, inputs, rotary, counts[type(last.mixer)])
+        return dispatch.add_rms_norm(x, residual, self.weights.norm, self.geometry.eps)[0]
+
+    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cos and sin [T, R] FP32. Text only: the three axes of the interleaved rotary embedding agree."""
+        angles = positions.float()[:, None] * self._frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos(), angles.sin()
+
+    def _layer(
+        self,
+        layer: Layer,
+        x: Tensor,
+        residual: Tensor | None,
+        inputs: PassInputs,
+        rotary: tuple[Tensor, Tensor],
+        index: int,
+    ) -> tuple[Tensor, Tensor]:
+        """One layer over all rows; `index` counts the layers of its kind. Returns (MLP output, residual)."""
+        x, residual = dispatch.add_rms_norm(x, residual, layer.input_norm, self.geometry.eps)
+        if isinstance(layer.mixer, FullAttention):
+            qkv = F.linear(x, layer.mixer.qkv)
+            q = self._store(layer.mixer, qkv, rotary, inputs.slot_mapping, index)
+            mixed = dispatch.sigmoid_gate(self._attend(q, inputs.attention, index), qkv)
+        else:
+            mixed = self._gate_values(
+                layer.mixer, *self._delta_rule(layer.mixer, x, inputs.recurrence, index)
+            )
+        x, residual = dispatch.add_rms_norm(
+            F.linear(mixed, layer.mixer.out), residual, layer.post_norm, self.geometry.eps
+        )
+        return self._mlp(layer, x), residual
+
+    def _last_layer(
+        self,
+        layer: Layer,
+        x: Tensor,
+        residual: Tensor | None,
+        inputs: PassInputs,
+        rotary: tuple[Tensor, Tensor],
+        index: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Run the last layer: nothing reads more of a state row than K, V and linear states.
+
+        Its output projection and MLP run on readout rows alone.
+        """
+        x, residual = dispatch.add_rms_norm(x, residual, layer.input_norm, self.geometry.eps)
+        states, readout = inputs.state_rows, inputs.readout_rows
+        if isinstance(layer.mixer, FullAttention):
+            mixed = self._question_attention(layer.mixer, x, inputs, rotary, index).index_select(0, readout)
+        else:
+            values, z = self._delta_rule(layer.mixer, x, inputs.recurrence, index)
+            values, z = values[states:].index_select(0, readout), z[states:].index_select(0, readout)
+            mixed = self._gate_values(layer.mixer, values, z)
+        residual = residual[states:].index_select(0, readout)
+        x, residual = dispatch.add_rms_norm(
+            F.linear(mixed, layer.mixer.out), residual, layer.post_norm, self.geometry.eps
+        )
+        return self._mlp(layer, x), residual
+
+    def _question_attention(
+        self,
+        mixer: FullAttention,
+        x: Tensor,
+        inputs: PassInputs,
+        rotary: tuple[Tensor, Tensor],
+        index: int,
+    ) -> Tensor:
+        """Attention of the question rows alone, after state rows have stored their K and V: [Tq, H·D]."""
+        g, states, (cos, sin) = self.geometry, inputs.state_rows, rotary
+        if states:
+            kv = F.linear(x[:states], mixer.qkv[2 * g.heads * g.head_dim :])
+            self._store(mixer, kv, (cos[:states], sin[:states]), inputs.slot_mapping[:states], index, heads=0)
+        qkv = F.linear(x[states:], mixer.qkv)
+        q = self._store(mixer, qkv, (cos[states:], sin[states:]), inputs.slot_mapping[states:], index)
+        return dispatch.sigmoid_gate(self._attend(q, inputs.question_attention, index), qkv)
+
+    def _store(
+        self,
+        mixer: FullAttention,
+        qkv: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        slot_mapping: Tensor,
+        index: int,
+        heads: int | None = None,
+    ) -> Tensor:
+        g = self.geometry
+        return dispatch.qk_norm_rope_store(
+            qkv,
+            mixer.q_norm,
+            mixer.k_norm,
+            *rotary,
+            self.pools.k[index],
+            self.pools.v[index],
+            slot_mapping,
+            heads=g.heads if heads is None else heads,
+            kv_heads=g.kv_heads,
+            head_dim=g.head_dim,
+            eps=g.eps,
+        )
+
+    def _attend(self, q: Tensor, plan: Any, index: int) -> Tensor:
+        return dispatch.prefix_bidir_attention(
+            q, self.pools.k[index], self.pools.v[index], plan, softmax_scale=self.geometry.head_dim**-0.5
+        )
+
+    def _delta_rule(self, mixer: LinearAttention, x: Tensor, plan: Any, index: int) -> tuple[Tensor, Tensor]:
+        """Values of the gated delta rule [T, HV, V] and their gate z [T, HV·V]."""
+        g = self.geometry
+        HV = g.linear_value_heads
+        widths = [g.conv_channels, HV * g.linear_value_dim, HV, HV]
+        mixed, z, b, a = torch.split(F.linear(x, mixer.inputs), widths, dim=-1)
+        q, k, v, decay, beta = dispatch.gdn_prepare(
+            mixed,
+            b,
+            a,
+            mixer.conv,
+            self.pools.conv[index],
+            mixer.A_log,
+            mixer.dt_bias,
+            plan,
+            key_heads=g.linear_key_heads,
+            value_heads=HV,
+            key_dim=g.linear_key_dim,
+            value_dim=g.linear_value_dim,
+        )
+        states, scale = self.pools.recurrent[index], g.linear_key_dim**-0.5
+        return dispatch.gated_delta_rule(q, k, v, decay, beta, states, plan, scale=scale), z
+
+    def _gate_values(self, mixer: LinearAttention, values: Tensor, z: Tensor) -> Tensor:
+        return dispatch.gated_rms_norm(values, z, mixer.norm, self.geometry.eps)
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        """Apply the gated MLP in steps of rows: its inner width is what bounds memory on long states."""
+        if len(x) <= self._mlp_rows:
+            return F.linear(dispatch.silu_mul(F.linear(x, layer.gate_up)), layer.down)
+        out = torch.empty_like(x)
+        for start in range(0, len(x), self._mlp_rows):
+            rows = slice(start, start + self._mlp_rows)
+            torch.matmul(dispatch.silu_mul(F.linear(x[rows], layer.gate_up)), layer.down.T, out=out[rows])
+        return out

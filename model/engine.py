@@ -1,0 +1,255 @@
+"""DecisionEngine: jobs in, typed answers out. The only door of this room that a worker uses."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from pydantic import JsonValue
+
+from d3serve.errors import DeviceError, InvalidRequest, MaxTokensExceeded, OutOfDeviceMemory
+from d3serve.model.backbone import Backbone, PassInputs, Pools, row_bytes, slot_bytes
+from d3serve.model.checkpoint import load_weights, locate
+from d3serve.model.config import DecisionConfig, load_decision_config, load_geometry
+from d3serve.model.plan import plan_rows
+from d3serve.model.prompt import Tokens, build_prompts
+from d3serve.model.readout import option_count, read_probabilities, to_answer
+from d3serve.model.state_cache import CacheStats, StateCache
+from d3serve.model.tokenizer import PromptTokenizer, SpecialTokens, load_tokenizer
+from d3serve.model.turn import Pass, PinnedPass, PreparedJob, Progress, Turn
+from d3serve.schemas import Answer, ModelInfo, Question, Usage
+
+__all__ = ["DecidedJob", "DecisionEngine", "PreparedJob"]
+
+CPU_CACHE_BYTES = 256 * 2**20
+CUDA_CACHE_SHARE = 0.7  # of the memory left after the weights; the rest is for activations
+MAX_SLOTS = 512
+MLP_ROWS = 16_384  # rows of one MLP step: 27B activations of 1.1 GB
+
+
+@dataclass(frozen=True)
+class DecidedJob:
+    """A job's answers, in the order of its questions, and what they cost."""
+
+    answers: dict[str, Answer]
+    usage: Usage
+
+
+class DecisionEngine:
+    """Answers jobs with one checkpoint on one device. `decide` is for one thread; `prepare` for any."""
+
+    def __init__(
+        self,
+        *,
+        info: ModelInfo,
+        identity: str,
+        config: DecisionConfig,
+        tokenizer: PromptTokenizer,
+        backbone: Backbone,
+        cache: StateCache,
+    ) -> None:
+        """Assemble an engine from its parts; `identity` tells checkpoints apart in state keys."""
+        self.info = info
+        self.backbone = backbone
+        self.cache = cache
+        self._identity = identity
+        self._config = config
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        *,
+        revision: str | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        state_cache_bytes: int | None = None,
+        special_tokens_in_text: SpecialTokens = "plain",
+    ) -> Self:
+        """Load a package from a folder or the Hub and allocate the state cache.
+
+        Args:
+            model: local folder or Hub id.
+            revision: Hub revision.
+            device: `cpu` or `cuda`; None takes a GPU if there is one.
+            dtype: `float32` or `bfloat16`; None means bfloat16 on a GPU, float32 elsewhere.
+            state_cache_bytes: memory of the pools; None takes a share of what the weights leave.
+            special_tokens_in_text: how control tokens inside user text are read.
+
+        Raises:
+            InvalidCheckpoint: the package is incomplete, inconsistent or of a kind that we do not know.
+        """
+        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        kind = getattr(torch, dtype or ("bfloat16" if where.type == "cuda" else "float32"))
+        folder = locate(model, revision)
+        config, geometry = load_decision_config(folder), load_geometry(folder)
+        tokenizer = load_tokenizer(folder, config, special_tokens_in_text)
+        weights = load_weights(folder, geometry, where, kind)
+        budget = _cache_bytes(where) if state_cache_bytes is None else state_cache_bytes
+        a_row, a_slot = row_bytes(geometry, kind), slot_bytes(geometry, kind)
+        slots = max(1, min(MAX_SLOTS, budget // 2 // a_slot))
+        cache = StateCache(
+            rows=max(1, (budget - slots * a_slot) // a_row), slots=slots, row_bytes=a_row, slot_bytes=a_slot
+        )
+        pools = Pools.allocate(geometry, rows=cache.rows, slots=slots, device=where, dtype=kind)
+        max_length = config.max_length or geometry.max_positions
+        info = ModelInfo(
+            name=folder.name if Path(model).expanduser().is_dir() else model,
+            revision=revision,
+            attention_mode=config.attention_mode,
+            prompt_layout=config.prompt_layout,
+            validated_length=config.validated_length or max_length,
+            max_length=max_length,
+            dtype=str(kind).removeprefix("torch."),
+            device=str(where),
+        )
+        return cls(
+            info=info,
+            identity=_identity(folder, revision),
+            config=config,
+            tokenizer=tokenizer,
+            backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS),
+            cache=cache,
+        )
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        """Hits, misses and evictions since the start."""
+        return self.cache.stats
+
+    def cached_state_keys(self) -> list[str]:
+        """Keys of the states that need not be read again, least recently used first."""
+        return self.cache.keys()
+
+    def prepare(
+        self,
+        state: JsonValue,
+        questions: Mapping[str, Question],
+        *,
+        salt: str = "",
+        max_tokens: int | None = None,
+    ) -> PreparedJob:
+        """Tokenize a job, on the CPU.
+
+        Args:
+            state: text, or JSON that is rendered as it stands; None and "" are the empty state.
+            questions: at least one.
+            salt: jobs with different salts never share a state.
+            max_tokens: longest prompt, within the model's own limit; None means the validated length.
+
+        Raises:
+            InvalidRequest: there is no question, or the state is no Unicode text.
+            InvalidQuestion: a question cannot be rendered; `field` names it.
+            MaxTokensExceeded: a prompt is too long; `field` names its question. Nothing is ever truncated.
+        """
+        if not questions:
+            raise InvalidRequest("a job needs at least one question", field="questions")
+        prompts = build_prompts(self._tokenizer, self._config.codes, state, questions)
+        limit = min(max_tokens or self.info.validated_length, self.info.max_length)
+        for name, block in zip(questions, prompts.questions, strict=True):
+            length = len(prompts.state) + len(block)
+            if length > limit:
+                raise MaxTokensExceeded(
+                    f"the prompt of question {name!r} has {length} tokens, over the limit of {limit}",
+                    field=f"questions.{name}",
+                    details={"tokens": length, "limit": limit},
+                )
+        if self._config.shares_state:
+            return PreparedJob(
+                self._state_key(prompts.state, salt), prompts.state, dict(questions), prompts.questions
+            )
+        whole = tuple(np.concatenate((prompts.state, block)) for block in prompts.questions)
+        return PreparedJob(self._state_key(prompts.state, salt), prompts.state[:0], dict(questions), whole)
+
+    def _state_key(self, state: Tokens, salt: str) -> str:
+        digest = hashlib.sha256()
+        for part in (self._identity, str(self._config.prompt_layout), salt):
+            digest.update(f"{len(part.encode())}:{part}".encode())
+        digest.update(state.tobytes())
+        return digest.hexdigest()
+
+    def decide(self, jobs: Sequence[PreparedJob]) -> list[DecidedJob]:
+        """Answer jobs together: each distinct state is read at most once, and company changes no answer.
+
+        What the pools cannot hold at once is done in several passes.
+
+        Raises:
+            InvalidModelOutput: the model produced numbers that are no probabilities.
+            OutOfDeviceMemory: one question does not fit even alone; the message holds the sizes.
+            DeviceError: the accelerator failed.
+        """
+        turn = Turn(jobs, self.cache)
+        for filled in turn.passes():
+            with PinnedPass(filled, self.cache) as held:
+                found = self._probabilities(filled, held.scratch)
+            for asked, probabilities in zip(filled.asked, found, strict=True):
+                asked.progress.probabilities.append(probabilities)
+        return [_decided(progress) for progress in turn.progress]
+
+    @torch.inference_mode()
+    def _probabilities(self, filled: Pass, scratch: int) -> list[list[float]]:
+        pools = self.backbone.pools
+        try:
+            inputs = PassInputs.build(
+                plan_rows(filled.states, filled.rows, scratch),
+                self.backbone.geometry,
+                causal=self._config.attention_mode == "causal",
+                device=pools.k.device,
+                dtype=pools.k.dtype,
+            )
+            return read_probabilities(
+                self.backbone.forward(inputs),
+                self.backbone.weights.readout,
+                [option_count(asked.question) for asked in filled.asked],
+                [self._config.temperature_for(len(asked.progress.job.blocks)) for asked in filled.asked],
+            )
+        except torch.OutOfMemoryError as error:
+            message = (
+                f"{len(inputs.tokens)} rows of {len(filled.asked)} questions do not fit the device: {error}"
+            )
+            raise OutOfDeviceMemory(message) from error
+        except torch.AcceleratorError as error:
+            raise DeviceError(f"the accelerator failed: {error}") from error
+
+
+def _decided(progress: Progress) -> DecidedJob:
+    job = progress.job
+    answers = {
+        name: to_answer(question, probabilities)
+        for (name, question), probabilities in zip(job.questions.items(), progress.probabilities, strict=True)
+    }
+    usage = Usage(
+        input_tokens=job.input_tokens,
+        computed_tokens=progress.computed_tokens,
+        state_tokens=job.state_tokens,
+        state_cached=job.state_tokens > 0 and not progress.read_state,
+        questions=len(job.questions),
+    )
+    return DecidedJob(answers, usage)
+
+
+def _cache_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return CPU_CACHE_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free * CUDA_CACHE_SHARE)
+
+
+def _identity(folder: Path, revision: str | None) -> str:
+    """Name a checkpoint for state keys: its revision, or a digest of the package's descriptions."""
+    if revision:
+        return revision
+    digest = hashlib.sha256()
+    for name in (
+        "MODEL_MANIFEST.json",
+        "decision_config.json",
+        "config.json",
+        "model.safetensors.index.json",
+    ):
+        if (folder / name).is_file():
+            digest.update((folder / name).read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,135 @@
+"""The text of a prompt, and where its state block ends.
+
+A prompt is one conversation about one state and one question. Its state block is the lead tokens whose
+text ends by the end of the state; a token that joins the state's last character to what follows belongs
+to the question block. So ids always come from the whole prompt, never from the state alone.
+"""
+
+import json
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import JsonValue
+
+from d3serve.errors import InvalidQuestion, InvalidRequest, TooManyOptions
+from d3serve.model.tokenizer import Encoded, PromptTokenizer
+from d3serve.schemas import ChoiceQuestion, NoulQuestion, Question, ScoreQuestion
+
+Tokens = NDArray[np.int32]
+
+EMPTY_STATE = "(empty)"
+DEFAULT_INSTRUCTIONS = "Choose the best matching option."
+NO, YES = "No / false", "Yes / true"
+REQUEST = "Reply with only the code of the best option."
+AFTER_STATE = "\n\n"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """One job's prompts: the state block that they share and each question's own block, in order."""
+
+    state: Tokens
+    questions: tuple[Tokens, ...]
+
+
+def describe(value: JsonValue) -> str:
+    """Keep a string; render anything else as JSON, keys in order, non-ASCII characters as they are."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def option_texts(question: Question) -> list[str]:
+    """Render each option, in the order of the codes; yes stands after no."""
+    if isinstance(question, ChoiceQuestion):
+        return [
+            key if description is None else f"{key}: {describe(description)}"
+            for key, description in question.criteria.items()
+        ]
+    if isinstance(question, NoulQuestion):
+        criteria = question.criteria
+        no, yes = (criteria.false, criteria.true) if criteria else (None, None)
+        return [describe(no or NO), describe(yes or YES)]
+    return [describe(level) for level in question.criteria]
+
+
+def state_part(state: JsonValue) -> str:
+    """Render the user's text up to the question: what all prompts about one state begin with."""
+    text = EMPTY_STATE if state is None or state == "" else describe(state)
+    if surrogate := _lone_surrogate(text):
+        raise InvalidRequest(f"the state holds a lone surrogate, {surrogate}", field="state")
+    return f"State:\n{text}{AFTER_STATE}"
+
+
+def question_part(name: str, question: Question, codes: Sequence[str]) -> str:
+    """Render the user's text from the question on.
+
+    Raises:
+        TooManyOptions: there are more options than codes.
+        InvalidQuestion: two levels of a score read the same or one is empty, or a text is no Unicode text.
+    """
+    texts, field = option_texts(question), f"questions.{name}"
+    if len(texts) > len(codes):
+        raise TooManyOptions(
+            f"question {name!r} has {len(texts)} options; the limit is {len(codes)}", field=field
+        )
+    if isinstance(question, ScoreQuestion) and (len(set(texts)) < len(texts) or "" in texts):
+        raise InvalidQuestion(f"question {name!r}: score levels must be distinct and not empty", field=field)
+    lines = ["Question:", describe(question.instructions or DEFAULT_INSTRUCTIONS), "", "Options:"]
+    lines += [f"{code}: {text}" for code, text in zip(codes, texts, strict=False)]
+    text = "\n".join([*lines, "", REQUEST])
+    if surrogate := _lone_surrogate(text):
+        raise InvalidQuestion(f"question {name!r} holds a lone surrogate, {surrogate}", field=field)
+    return text
+
+
+def build_prompts(
+    tokenizer: PromptTokenizer, codes: Sequence[str], state: JsonValue, questions: Mapping[str, Question]
+) -> Prompts:
+    """Tokenize every question's whole prompt and split each into state block and question block.
+
+    The first prompt is read whole. For the others its ids up to `Question:` are used again, which gives the
+    same ids as reading them whole: `Question` begins a pre-token after any state, since the two newlines
+    before it end whatever run precedes them and letters never join a newline, and byte-pair merges stay
+    inside a pre-token. Should the first prompt not bear that out, every prompt is read whole.
+
+    Raises:
+        InvalidRequest: the state is no Unicode text.
+        InvalidQuestion: a question cannot be rendered; `field` names it.
+    """
+    head = state_part(state)
+    tails = [question_part(name, question, codes) for name, question in questions.items()]
+    first = tokenizer.encode(head + tails[0])
+    size = _state_tokens(first, head)
+    seam = bisect_right(first.ends, len(head))
+    if first.ends[seam - 1] == len(head) and first.ids[seam:] == tokenizer.encode_tail(tails[0]):
+        joined = first.ids[size:seam]
+        blocks = [first.ids[size:]] + [joined + tokenizer.encode_tail(tail) for tail in tails[1:]]
+    else:
+        blocks = [_own_block(tokenizer, head, tail, first.ids[:size]) for tail in tails]
+    return Prompts(
+        state=np.array(first.ids[:size], dtype=np.int32),
+        questions=tuple(np.array(block, dtype=np.int32) for block in blocks),
+    )
+
+
+def _own_block(tokenizer: PromptTokenizer, head: str, tail: str, state: list[int]) -> list[int]:
+    encoded = tokenizer.encode(head + tail)
+    size = _state_tokens(encoded, head)
+    if encoded.ids[:size] != state:
+        raise InvalidRequest("two questions give this state different tokens", field="state")
+    return encoded.ids[size:]
+
+
+def _state_tokens(encoded: Encoded, head: str) -> int:
+    """How many lead tokens end by the end of the state; ends never fall, so the count is a bisection."""
+    return bisect_right(encoded.ends, len(head) - len(AFTER_STATE))
+
+
+def _lone_surrogate(text: str) -> str | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"U+{ord(text[error.start]):04X}"
+    return None

@@ -1,0 +1,165 @@
+"""Which states the pools hold, and where: ranges of K/V rows and slots of the linear layers.
+
+Bookkeeping only; the tensors belong to the backbone. An entry is complete or absent: it can be found only
+after `publish`, it cannot be evicted while a pass has it pinned, and a pass that fails leaves no trace.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from d3serve.errors import InvalidSettings
+
+
+@dataclass
+class Entry:
+    """One state's place: pool rows `[start, start + length)` and one slot."""
+
+    key: str
+    start: int
+    length: int
+    slot: int
+    pins: int = 1
+
+
+@dataclass
+class CacheStats:
+    """Counters since the start."""
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+
+class RangeAllocator:
+    """Hands out contiguous ranges of rows: the lowest gap that fits, or the highest for short-lived ones."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._used: list[tuple[int, int]] = []  # (start, end), sorted
+
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        """Free ranges (start, end), lowest first."""
+        start = 0
+        for used_start, used_end in self._used:
+            if used_start > start:
+                yield start, used_start
+            start = used_end
+        if start < self.rows:
+            yield start, self.rows
+
+    def allocate(self, length: int, *, high: bool = False) -> int | None:
+        """Return the start of a range now in use, or None if no gap is long enough."""
+        fitting = [gap for gap in self.gaps() if gap[1] - gap[0] >= length]
+        if not fitting:
+            return None
+        start = fitting[-1][1] - length if high else fitting[0][0]
+        self._used.append((start, start + length))
+        self._used.sort()
+        return start
+
+    def free(self, start: int, length: int) -> None:
+        """Give a range back."""
+        self._used.remove((start, start + length))
+
+
+class StateCache:
+    """Places states in the pools, least recently used out first, never one that a pass is using."""
+
+    def __init__(self, *, rows: int, slots: int, row_bytes: int, slot_bytes: int) -> None:
+        """Manage `rows` K/V rows and `slots` recurrent slots; the byte sizes are for reports."""
+        if rows < 1 or slots < 1:
+            raise InvalidSettings(f"a state cache needs rows and slots; got {rows} and {slots}")
+        self.slots = slots
+        self.stats = CacheStats()
+        self._row_bytes, self._slot_bytes = row_bytes, slot_bytes
+        self._ranges = RangeAllocator(rows)
+        self._free_slots = list(reversed(range(slots)))
+        self._entries: OrderedDict[str, Entry] = OrderedDict()  # complete ones, oldest use first
+
+    @property
+    def rows(self) -> int:
+        """Rows of the K/V pools."""
+        return self._ranges.rows
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of the complete entries."""
+        return sum(entry.length * self._row_bytes + self._slot_bytes for entry in self._entries.values())
+
+    def keys(self) -> list[str]:
+        """Keys of the complete entries, oldest use first."""
+        return list(self._entries)
+
+    def acquire(self, key: str) -> Entry | None:
+        """Pin and return a complete entry; None when the state must be read."""
+        entry = self._entries.get(key)
+        if entry is None:
+            self.stats.misses += 1
+            return None
+        self.stats.hits += 1
+        self._entries.move_to_end(key)
+        entry.pins += 1
+        return entry
+
+    def reserve(self, key: str, length: int) -> Entry | None:
+        """Place a new state, pinned and not yet findable; None when what is pinned leaves no room."""
+        while not self._free_slots:
+            if not self._evict_oldest():
+                return None
+        start = self._allocate(length, high=False)
+        if start is None:
+            return None
+        return Entry(key, start, length, self._free_slots.pop())
+
+    def publish(self, entry: Entry) -> None:
+        """Make a reserved entry findable: its rows and slot are written; the pin stays."""
+        self._entries[entry.key] = entry
+
+    def release(self, entry: Entry) -> None:
+        """Take one pin off; an entry that was never published goes away with it."""
+        entry.pins -= 1
+        if not entry.pins and self._entries.get(entry.key) is not entry:
+            self._free(entry)
+
+    def forget(self, key: str) -> None:
+        """Make a state absent at once; rows in use stay until their pins are gone."""
+        entry = self._entries.pop(key, None)
+        if entry is not None and not entry.pins:
+            self._free(entry)
+
+    def reserve_scratch(self, length: int) -> int | None:
+        """Take a range for the question rows of one pass, from the high end so that states stay together."""
+        return self._allocate(length, high=True)
+
+    def scratch_fits(self, length: int) -> bool:
+        """Whether `reserve_scratch` would succeed; makes the room for it."""
+        start = self.reserve_scratch(length)
+        if start is not None:
+            self.release_scratch(start, length)
+        return start is not None
+
+    def release_scratch(self, start: int, length: int) -> None:
+        """Give a scratch range back."""
+        self._ranges.free(start, length)
+
+    def _allocate(self, length: int, *, high: bool) -> int | None:
+        if length > self.rows:
+            return None  # emptying the cache would not help
+        while (start := self._ranges.allocate(length, high=high)) is None:
+            if not self._evict_oldest():
+                return None
+        return start
+
+    def _evict_oldest(self) -> bool:
+        for key, entry in self._entries.items():
+            if not entry.pins:
+                del self._entries[key]
+                self._free(entry)
+                self.stats.evictions += 1
+                return True
+        return False
+
+    def _free(self, entry: Entry) -> None:
+        self._ranges.free(entry.start, entry.length)
+        self._free_slots.append(entry.slot)

@@ -1,0 +1,176 @@
+"""Fills passes with the questions of a turn: what the pools hold at once goes into one pass.
+
+Bookkeeping between jobs and the state cache; no tensors.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from d3serve.errors import OutOfDeviceMemory
+from d3serve.model.plan import QuestionRows, StatePlace, StateRows
+from d3serve.model.prompt import Tokens
+from d3serve.model.state_cache import Entry, StateCache
+from d3serve.schemas import Question
+
+
+@dataclass(frozen=True)
+class PreparedJob:
+    """A tokenized job; opaque outside the engine but for its sizes and its state key.
+
+    `state_key` is equal for jobs that can share one reading of their state.
+    """
+
+    state_key: str
+    state: Tokens = field(repr=False)
+    questions: Mapping[str, Question]
+    blocks: tuple[Tokens, ...] = field(repr=False)
+
+    @property
+    def state_tokens(self) -> int:
+        """Length of the state block; 0 where prompts share nothing."""
+        return len(self.state)
+
+    @property
+    def input_tokens(self) -> int:
+        """The sum of the questions' whole prompts."""
+        return sum(len(block) for block in self.blocks) + len(self.state) * len(self.blocks)
+
+
+@dataclass(eq=False)
+class Progress:
+    """What passes have found out about one job so far."""
+
+    job: PreparedJob
+    probabilities: list[list[float]] = field(default_factory=list)
+    computed_tokens: int = 0
+    read_state: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """One question of a job."""
+
+    progress: Progress
+    index: int
+
+    @property
+    def block(self) -> Tokens:
+        """The question's token ids."""
+        return self.progress.job.blocks[self.index]
+
+    @property
+    def question(self) -> Question:
+        """The question itself."""
+        return list(self.progress.job.questions.values())[self.index]
+
+
+@dataclass
+class Pass:
+    """One pass: the states it reads, the questions it asks and the cache entries it keeps pinned."""
+
+    states: list[StateRows] = field(default_factory=list)
+    rows: list[QuestionRows] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    fresh: list[Entry] = field(default_factory=list)
+    pinned: list[Entry] = field(default_factory=list)
+    question_tokens: int = 0
+
+
+class Turn:
+    """The jobs of one `decide`, grouped by state, and the passes that answer them."""
+
+    def __init__(self, jobs: Sequence[PreparedJob], cache: StateCache) -> None:
+        """Group `jobs` by state key, in order of arrival."""
+        self.progress = [Progress(job) for job in jobs]
+        self._cache = cache
+        groups: dict[str, deque[Asked]] = {}
+        for each in self.progress:
+            group = groups.setdefault(each.job.state_key, deque())
+            group.extend(Asked(each, index) for index in range(len(each.job.blocks)))
+        self._groups = deque(groups.values())
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield passes until every question has been asked; finish each before taking the next.
+
+        Raises:
+            OutOfDeviceMemory: a question does not fit the pools even alone.
+        """
+        while self._groups:
+            filling = Pass()
+            while self._groups:
+                self._admit(filling, self._groups[0])
+                if self._groups[0]:
+                    break  # the pools are full
+                self._groups.popleft()
+            if not filling.asked:
+                raise self._too_large(self._groups[0][0])
+            yield filling
+
+    def _admit(self, filling: Pass, group: deque[Asked]) -> None:
+        """Place a group's state and take its questions while the pools have rows for them."""
+        job = group[0].progress.job
+        entry = fresh = None
+        if job.state_tokens:
+            entry = self._cache.acquire(job.state_key)
+            if entry is None:
+                entry = fresh = self._cache.reserve(job.state_key, job.state_tokens)
+            if entry is None:
+                return
+        place = StatePlace(entry.start, entry.length, entry.slot) if entry else None
+        first = group[0].progress
+        before = len(filling.asked)
+        while group and self._cache.scratch_fits(filling.question_tokens + len(group[0].block)):
+            asked = group.popleft()
+            filling.asked.append(asked)
+            filling.rows.append(QuestionRows(asked.block, place))
+            filling.question_tokens += len(asked.block)
+            asked.progress.computed_tokens += len(asked.block)
+        if entry is None:
+            return
+        if len(filling.asked) == before:
+            self._cache.release(entry)
+            return
+        filling.pinned.append(entry)
+        if fresh is not None and place is not None:
+            filling.fresh.append(fresh)
+            filling.states.append(StateRows(job.state, place))
+            first.read_state = True
+            first.computed_tokens += job.state_tokens
+
+    def _too_large(self, asked: Asked) -> OutOfDeviceMemory:
+        state, question, rows = asked.progress.job.state_tokens, len(asked.block), self._cache.rows
+        return OutOfDeviceMemory(
+            f"a state of {state} tokens and a question of {question} do not fit the {rows} rows of the state "
+            "cache; raise D3SERVE_STATE_CACHE_BYTES",
+            details={"state_tokens": state, "question_tokens": question, "rows": rows},
+        )
+
+
+class PinnedPass:
+    """Holds a pass's scratch rows and pins: on a clean exit its states become findable, else they vanish."""
+
+    def __init__(self, filled: Pass, cache: StateCache) -> None:
+        """Manage `filled`'s entries in `cache`."""
+        self._pass = filled
+        self._cache = cache
+        self.scratch = -1
+
+    def __enter__(self) -> Self:
+        start = self._cache.reserve_scratch(self._pass.question_tokens)
+        if start is None:
+            raise OutOfDeviceMemory("scratch rows that were planned are no longer free")
+        self.scratch = start
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._cache.release_scratch(self.scratch, self._pass.question_tokens)
+        if kind is None:
+            for entry in self._pass.fresh:
+                self._cache.publish(entry)
+        else:
+            for entry in self._pass.pinned:
+                self._cache.forget(entry.key)  # a cached state may be what broke the numbers
+        for entry in self._pass.pinned:
+            self._cache.release(entry)

@@ -1,0 +1,127 @@
+"""The backbone's parameters, laid out for the pass: projections that read the same rows are one matrix."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from d3serve.model.config import Geometry
+
+
+@dataclass(frozen=True)
+class FullAttention:
+    """A full-attention layer. `qkv` rows: per query head q | gate, then key heads, then value heads."""
+
+    qkv: Tensor  # [(2H + 2HK)·D, hidden]
+    out: Tensor  # [hidden, H·D]
+    q_norm: Tensor  # [D] FP32
+    k_norm: Tensor  # [D] FP32
+
+
+@dataclass(frozen=True)
+class LinearAttention:
+    """A gated delta rule layer. `inputs` rows: q | k | v (C rows), then z, b and a."""
+
+    inputs: Tensor  # [C + HV·V + 2·HV, hidden]
+    conv: Tensor  # [C, W]
+    A_log: Tensor  # [HV] FP32
+    dt_bias: Tensor  # [HV] FP32
+    norm: Tensor  # [V] FP32
+    out: Tensor  # [hidden, HV·V]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer: norm, mixer, norm, gated MLP."""
+
+    mixer: FullAttention | LinearAttention
+    input_norm: Tensor  # [hidden] FP32
+    post_norm: Tensor  # [hidden] FP32
+    gate_up: Tensor  # [2·ffn, hidden]
+    down: Tensor  # [hidden, ffn]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Every parameter of the text backbone and the readout."""
+
+    embedding: Tensor  # [vocab, hidden]
+    layers: tuple[Layer, ...]
+    norm: Tensor  # [hidden] FP32
+    readout: Tensor  # [codes, hidden] FP32
+
+
+class Allocator:
+    """Allocates parameters and remembers, for each tensor name of a package, the view that it fills."""
+
+    def __init__(self, geometry: Geometry, device: torch.device, dtype: torch.dtype) -> None:
+        self.geometry = geometry
+        self.device = device
+        self.dtype = dtype
+        self.targets: dict[str, Tensor] = {}
+
+    def weights(self, codes: int) -> Weights:
+        """Allocate everything; `targets` then lists every tensor that a package must hold."""
+        g = self.geometry
+        return Weights(
+            embedding=self._matrix("embed_tokens.weight", g.vocab_size, g.hidden),
+            layers=tuple(self._layer(index) for index in range(len(g.layer_types))),
+            norm=self._vector("norm.weight", g.hidden),
+            readout=torch.empty(codes, g.hidden, dtype=torch.float32, device=self.device),
+        )
+
+    def _layer(self, index: int) -> Layer:
+        g, prefix = self.geometry, f"layers.{index}."
+        full = g.layer_types[index] == "full_attention"
+        mlp = [(f"{prefix}mlp.{name}_proj.weight", g.ffn) for name in ("gate", "up")]
+        return Layer(
+            mixer=self._full(prefix + "self_attn.") if full else self._linear(prefix + "linear_attn."),
+            input_norm=self._vector(prefix + "input_layernorm.weight", g.hidden),
+            post_norm=self._vector(prefix + "post_attention_layernorm.weight", g.hidden),
+            gate_up=self._fused(mlp, g.hidden),
+            down=self._matrix(prefix + "mlp.down_proj.weight", g.hidden, g.ffn),
+        )
+
+    def _full(self, prefix: str) -> FullAttention:
+        g = self.geometry
+        heads = (("q", 2 * g.heads), ("k", g.kv_heads), ("v", g.kv_heads))
+        return FullAttention(
+            qkv=self._fused([(f"{prefix}{name}_proj.weight", n * g.head_dim) for name, n in heads], g.hidden),
+            out=self._matrix(prefix + "o_proj.weight", g.hidden, g.heads * g.head_dim),
+            q_norm=self._vector(prefix + "q_norm.weight", g.head_dim),
+            k_norm=self._vector(prefix + "k_norm.weight", g.head_dim),
+        )
+
+    def _linear(self, prefix: str) -> LinearAttention:
+        g = self.geometry
+        values = g.linear_value_heads * g.linear_value_dim
+        parts = (
+            ("qkv", g.conv_channels),
+            ("z", values),
+            ("b", g.linear_value_heads),
+            ("a", g.linear_value_heads),
+        )
+        conv = torch.empty(g.conv_channels, g.conv_width, dtype=self.dtype, device=self.device)
+        self.targets[prefix + "conv1d.weight"] = conv[:, None]  # stored as a grouped convolution: [C, 1, W]
+        return LinearAttention(
+            inputs=self._fused([(f"{prefix}in_proj_{name}.weight", rows) for name, rows in parts], g.hidden),
+            conv=conv,
+            A_log=self._vector(prefix + "A_log", g.linear_value_heads),
+            dt_bias=self._vector(prefix + "dt_bias", g.linear_value_heads),
+            norm=self._vector(prefix + "norm.weight", g.linear_value_dim),
+            out=self._matrix(prefix + "out_proj.weight", g.hidden, values),
+        )
+
+    def _fused(self, parts: list[tuple[str, int]], columns: int) -> Tensor:
+        fused = torch.empty(sum(rows for _, rows in parts), columns, dtype=self.dtype, device=self.device)
+        views = torch.split(fused, [rows for _, rows in parts])
+        self.targets.update(zip((name for name, _ in parts), views, strict=True))
+        return fused
+
+    def _matrix(self, name: str, rows: int, columns: int) -> Tensor:
+        return self._fused([(name, rows)], columns)
+
+    def _vector(self, name: str, size: int) -> Tensor:
+        """Norms, A_log and dt_bias are few and sensitive: FP32 always, so that loading never rounds them."""
+        vector = self.targets[name] = torch.empty(size, dtype=torch.float32, device=self.device)
+        return vector

@@ -1,0 +1,29 @@
+"""Fixtures that several rooms' tests share."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TOOLS = Path(__file__).parent.parent / "tools"
+
+
+def load_tool(name: str) -> ModuleType:
+    """Import a script of tools/, which is no package."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled tiny checkpoint, in the real package format. Read only: tests that change it copy it."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    written: Path = load_tool("make_tiny_checkpoint").write_checkpoint(folder)
+    return written
