@@ -33,8 +33,8 @@ def _inverse(A, i, j, PRECISION: tl.constexpr):
     """
     B = tl.where(i == j, 1.0, 0.0) - tl.where((i // 2 == j // 2) & (i > j), A, 0.0)
     for level in tl.static_range(1, 6):
-        size: tl.constexpr = 2**level
-        joined = tl.where((i // size != j // size) & (i // (2 * size) == j // (2 * size)), A, 0.0)
+        below = (i >> level != j >> level) & (i >> (level + 1) == j >> (level + 1))
+        joined = tl.where(below, A, 0.0)
         right = tl.dot(joined, B, input_precision=PRECISION)
         B -= tl.dot(B, right, input_precision=PRECISION)
     return B
