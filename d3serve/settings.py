@@ -69,6 +69,12 @@ class Settings(BaseSettings):
 
     # the queue
     max_queued_jobs: int = Field(default=100_000, ge=1, description="Jobs that may wait; more get 429.")
+    max_queued_bytes: int = Field(
+        default=2**30, ge=2**20, description="Bytes of states and questions that may wait; more get 429."
+    )
+    broker_max_memory_bytes: int = Field(
+        default=2 * 2**30, ge=2**24, description="Memory of the embedded broker; a full one refuses new jobs."
+    )
     result_ttl_s: int = Field(default=86_400, ge=60, description="How long a result is kept, from completion.")
     tombstone_ttl_s: int = Field(
         default=7 * 86_400, ge=60, description="How long an expired job still answers 410 and not 404."
@@ -76,6 +82,9 @@ class Settings(BaseSettings):
     idempotency_ttl_s: int = Field(default=86_400, ge=60, description="How long an Idempotency-Key is remembered.")
     lease_s: float = Field(default=60.0, gt=0, description="A claim not renewed for this long goes back to the queue.")
     max_attempts: int = Field(default=3, ge=1, description="Attempts after which a job fails for good.")
+    turn_limit_s: float = Field(
+        default=1_800, gt=0, description="A turn that takes longer is taken for stuck, and its process replaced."
+    )
     lanes: tuple[Literal["interactive", "offline"], ...] = Field(
         default=("interactive", "offline"), description="Lanes that this worker serves."
     )

@@ -1,12 +1,35 @@
 """The job table as the API sees it (async): submit, read, wait, cancel, retry, erase, list, count."""
 
+import asyncio
+import hashlib
+import secrets
+import time
 import types
 from collections.abc import AsyncIterator, Mapping
-from typing import Self
+from typing import Any, NoReturn, Self
 
+from d3serve.celery_app import WakeSender, wake_sender
+from d3serve.errors import (
+    IdempotencyKeyReused,
+    JobExpired,
+    JobNotFinished,
+    JobNotFound,
+    QueueFull,
+    ShuttingDown,
+)
 from d3serve.schemas import DecisionRequest, JobStatus, Lane, ModelInfo
 from d3serve.settings import Settings
+from d3serve.store.census import LANES, Census
+from d3serve.store.connect import AsyncClient, open_async, storage_errors
+from d3serve.store.encode import encode_job
+from d3serve.store.keys import Keys
+from d3serve.store.listing import Filters, page
+from d3serve.store.lua import Argument, ScriptName, run_script_async
+from d3serve.store.memory import MemoryGuard
 from d3serve.store.records import JobPage, JobRecord, QueueStats, Submitted, WorkerInfo
+from d3serve.store.waiters import Dispatcher
+
+REREAD_S = 1.0
 
 
 class JobStore:
@@ -16,20 +39,33 @@ class JobStore:
     identity: a job is invisible (JobNotFound) to every other tenant.
     """
 
+    def __init__(self, client: AsyncClient, settings: Settings, wake: WakeSender) -> None:
+        self._client = client
+        self._settings = settings
+        self._wake = wake
+        self._key = Keys(settings.namespace)
+        self._census = Census(client, self._key)
+        self._memory = MemoryGuard(client)
+        self._dispatcher = Dispatcher(client, self._key("done"))
+
     @classmethod
     def open(cls, settings: Settings) -> Self:
-        """A store on `settings.redis_url`; connects on first use."""
-        raise NotImplementedError
+        """Make a store on `settings.redis_url`; it connects on first use."""
+        return cls(open_async(settings), settings, wake_sender(settings))
 
     async def __aenter__(self) -> Self:
         """Start the dispatcher that wakes waiters."""
-        raise NotImplementedError
+        self._dispatcher.start()
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
         """Stop the dispatcher and close the connections; waiters get ShuttingDown."""
-        raise NotImplementedError
+        await self._dispatcher.stop()
+        await self._client.aclose()
+
+    # --- changing jobs -----------------------------------------------------------------------------
 
     async def submit(
         self,
@@ -48,65 +84,145 @@ class JobStore:
         Raises:
             IdempotencyKeyReused: the key came before with another fingerprint.
             QueueFull: as many jobs, or bytes, wait as may; `details["retry_after_s"]` is a guess.
-            MaxTokensExceeded: longer by far than any lane takes.
+            StorageUnavailable: also before Redis is quite full.
         """
-        raise NotImplementedError
+        job = encode_job(self._settings, request, tenant=tenant, traceparent=traceparent)
+        idem = "" if idempotency_key is None else _digest(f"{tenant}\0{idempotency_key}")
+        with storage_errors():
+            await self._memory.admit()
+            answer = await self._run(
+                "submit", f"job_{secrets.token_hex(12)}", job.group, job.lane, tenant, job.state, job.questions,
+                job.rank_offset_ms, job.expires_ms, idem, fingerprint, 1000 * self._settings.idempotency_ttl_s,
+                self._settings.max_queued_jobs, self._settings.max_queued_bytes,
+                *(part for field in job.fields.items() for part in field),
+            )  # fmt: skip
+        if answer[0] == "reused":
+            raise IdempotencyKeyReused("this Idempotency-Key came before with another body")
+        if answer[0] == "full":
+            raise await self._queue_full(int(answer[1]))
+        return _submitted(answer)
 
     async def send_wake(self, lane: Lane) -> None:
         """Tell the workers of a lane that there is work; never raises, a sweep repairs a lost wake."""
-        raise NotImplementedError
-
-    async def get(self, job_id: str, tenant: str) -> JobRecord:
-        """The job now, with its queue position while it waits.
-
-        Raises:
-            JobNotFound: never accepted from this tenant.
-            JobExpired: its retention has ended, or it was deleted; `details["expired_at"]` says when.
-        """
-        raise NotImplementedError
-
-    async def wait(self, job_id: str, tenant: str, timeout_s: float) -> JobRecord:
-        """The job as soon as it is done, or as it is after `timeout_s`. Raises like `get`."""
-        raise NotImplementedError
-
-    def watch(self, job_id: str, tenant: str) -> AsyncIterator[JobRecord]:
-        """The job now, and again after every change of status or progress; ends once it is done. Raises like `get`."""
-        raise NotImplementedError
-
-    async def result(self, job_id: str, tenant: str) -> bytes:
-        """The JSON text of the job's DecisionResponse, as committed.
-
-        Raises:
-            JobNotFinished: not succeeded (yet); `details["status"]` holds the status.
-        and like `get`.
-        """
-        raise NotImplementedError
+        await asyncio.to_thread(self._wake, lane)
 
     async def cancel(self, job_id: str, tenant: str) -> JobRecord:
         """Cancel a queued or running job; a job that is done stays as it is. Raises like `get`.
 
         The status is `canceled` at once, and a running worker's late commit is refused.
         """
-        raise NotImplementedError
+        with storage_errors():
+            await self._run("cancel", job_id, tenant)
+        return await self.get(job_id, tenant)
 
     async def retry(self, job_id: str, tenant: str) -> Submitted:
         """Queue a failed, canceled or expired job again under its id.
 
         Raises:
-            JobNotFinished: the job is queued, running or succeeded.
+            JobNotFinished: the job is queued, running or succeeded; `details["status"]` says which.
             JobExpired: its input is gone.
+        and like `get`.
         """
-        raise NotImplementedError
+        with storage_errors():
+            answer = await self._run("retry", job_id, tenant)
+        if answer[0] == "new":
+            return _submitted(answer)
+        job = await self.get(job_id, tenant)
+        if answer[0] == "gone":
+            raise JobExpired(f"the input of job {job_id} is gone")
+        raise JobNotFinished(
+            f"job {job_id} is {job.status}: only a failed, canceled or expired job can be retried",
+            details={"status": job.status},
+        )
 
     async def delete(self, job_id: str, tenant: str) -> None:
         """Erase input and result of a job that is not running; from then on it answers JobExpired.
 
         Raises:
             JobNotFinished: the job is running; cancel it first.
+        and like `get`.
         """
-        raise NotImplementedError
+        with storage_errors():
+            answer = await self._run("delete", job_id, tenant)
+        if answer[0] == -1:
+            await self._raise_missing(job_id, tenant)
+        if answer[0] == 0:
+            raise JobNotFinished(f"job {job_id} is running: cancel it first", details={"status": answer[1]})
 
-    async def list(
+    async def sweep(self) -> None:
+        """Do what workers' sweepers do, for when no worker lives: end overdue jobs, free dead leases."""
+        with storage_errors():
+            *_, wakes = await self._run("reap", *LANES)
+        for lane in wakes:
+            await self.send_wake(lane)
+
+    # --- reading jobs ------------------------------------------------------------------------------
+
+    async def get(self, job_id: str, tenant: str) -> JobRecord:
+        """Read the job, with its queue position while it waits.
+
+        Raises:
+            JobNotFound: never accepted from this tenant.
+            JobExpired: its retention has ended, or it was deleted; `details["expired_at"]` says when.
+        """
+        with storage_errors():
+            row = await self._client.hgetall(self._key("job", job_id))
+            if not row or row["tenant"] != tenant:
+                await self._raise_missing(job_id, tenant)
+            job = JobRecord.from_hash(job_id, row)
+            place = await self._census.position(job_id, job.lane) if job.status == "queued" else None
+        return job.waiting_at(place) if place else job
+
+    async def wait(self, job_id: str, tenant: str, timeout_s: float) -> JobRecord:
+        """Read the job as soon as it is done, or as it is after `timeout_s`.
+
+        Raises:
+            ShuttingDown: the store was closed meanwhile.
+        and like `get`.
+        """
+        until = time.monotonic() + timeout_s
+        with self._dispatcher.register(job_id, final_only=True) as waiter:
+            while True:
+                waiter.event.clear()
+                job = await self.get(job_id, tenant)
+                left = until - time.monotonic()
+                if job.done or left <= 0:
+                    return job
+                await self._pause(waiter.event, left)
+
+    async def watch(self, job_id: str, tenant: str) -> AsyncIterator[JobRecord]:
+        """Yield the job now and after every change of status or progress, until it is done.
+
+        Raises like `wait`.
+        """
+        last: JobRecord | None = None
+        with self._dispatcher.register(job_id, final_only=False) as waiter:
+            while last is None or not last.done:
+                waiter.event.clear()
+                job = await self.get(job_id, tenant)
+                if job != last:
+                    yield job
+                last = job
+                if not job.done:
+                    await self._pause(waiter.event, REREAD_S)
+
+    async def result(self, job_id: str, tenant: str) -> bytes:
+        """Read the JSON text of the job's DecisionResponse, as committed.
+
+        Raises:
+            JobNotFinished: not succeeded (yet); `details["status"]` holds the status.
+        and like `get`.
+        """
+        job = await self.get(job_id, tenant)
+        if job.status != "succeeded":
+            raise JobNotFinished(f"job {job_id} is {job.status}", details={"status": job.status})
+        with storage_errors():
+            text = await self._client.get(self._key("res", job_id))
+            if text is None:
+                await self._raise_missing(job_id, tenant)
+        return str(text).encode()
+
+    async def list_jobs(
         self,
         tenant: str,
         *,
@@ -117,29 +233,76 @@ class JobStore:
         limit: int = 20,
         cursor: str | None = None,
     ) -> JobPage:
-        """The tenant's jobs, newest first, that match every filter given.
+        """Read the tenant's jobs, newest first, that match every filter given.
+
+        A page may hold fewer than `limit` jobs and still have a cursor, where a filter matches little.
 
         Raises:
             InvalidRequest: the cursor is not one of ours.
         """
-        raise NotImplementedError
+        filters = Filters(status, model, created_after, metadata)
+        with storage_errors():
+            return await page(self._client, self._key, tenant, filters, limit, cursor)
 
     async def models(self) -> list[ModelInfo]:
-        """What live, ready workers serve, without repetition."""
-        raise NotImplementedError
+        """Tell what live, ready workers serve, without repetition."""
+        with storage_errors():
+            return await self._census.models()
 
     async def workers(self) -> list[WorkerInfo]:
-        """Every worker process that has given a sign of life in the last 30 s."""
-        raise NotImplementedError
+        """Tell every worker process that has given a sign of life in the last 30 s."""
+        with storage_errors():
+            return await self._census.workers()
 
     async def stats(self) -> QueueStats:
-        """Depth, age and speed of the queue."""
-        raise NotImplementedError
+        """Tell depth, age and speed of the queue."""
+        with storage_errors():
+            return await self._census.stats()
 
     async def ping(self) -> None:
-        """Return when Redis answers and may be written to."""
-        raise NotImplementedError
+        """Return when Redis answers and takes new jobs."""
+        with storage_errors():
+            await self._client.ping()
+            await self._memory.admit()
 
-    async def sweep(self) -> None:
-        """Do what workers' sweepers do, for when no worker lives: end overdue jobs, free dead leases."""
-        raise NotImplementedError
+    # --- the small parts ---------------------------------------------------------------------------
+
+    async def _run(self, name: ScriptName, *args: Argument) -> Any:
+        return await run_script_async(self._client, name, self._key.prefix, *args)
+
+    async def _pause(self, event: asyncio.Event, left_s: float) -> None:
+        """Wait for the event, but no longer than the safety re-read allows."""
+        try:
+            await asyncio.wait_for(event.wait(), min(left_s, REREAD_S))
+        except TimeoutError:
+            return
+        if self._dispatcher.closed:
+            raise ShuttingDown("the service is stopping; ask again")
+
+    async def _raise_missing(self, job_id: str, tenant: str) -> NoReturn:
+        """Tell a job that was from one that never was."""
+        stone = await self._client.get(self._key("gone", job_id))
+        expired_ms, _, owner = (stone or "").partition(" ")
+        if owner != tenant:
+            raise JobNotFound(f"no job {job_id}")
+        raise JobExpired(
+            f"job {job_id} and its result are no longer kept", details={"expired_at": int(expired_ms) / 1000}
+        )
+
+    async def _queue_full(self, jobs: int) -> QueueFull:
+        """Say when there may be room: a tenth of the queue's time, within a minute."""
+        with storage_errors():
+            stats = await self._census.stats()
+        tokens = sum(lane.queued_tokens for lane in stats.lanes.values())
+        guess = tokens / stats.tokens_per_s / 10 if stats.tokens_per_s else 10.0
+        after = round(min(60.0, max(1.0, guess)))
+        return QueueFull(f"{jobs} jobs wait already", details={"retry_after_s": after, "queued_jobs": jobs})
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _submitted(answer: list[Any]) -> Submitted:
+    kind, job_id, wake, lane = answer
+    return Submitted(job_id=job_id, created=kind == "new", wake=bool(wake), lane=lane)

@@ -1,8 +1,9 @@
 """What the store hands out: plain, immutable records. Times are seconds since the epoch, by Redis' clock."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 from d3serve.schemas import FINAL_STATUSES, JobError, JobStatus, Lane, ModelInfo, Usage
 
@@ -79,6 +80,45 @@ class JobRecord:
         """True when the status is final and will never change again (except by `retry`)."""
         return self.status in FINAL_STATUSES
 
+    @classmethod
+    def from_hash(cls, job_id: str, row: Mapping[str, str]) -> Self:
+        """The record of the hash `job:<id>`."""
+        usage = Usage.model_validate_json(row["usage"]) if "usage" in row else None
+        total = int(row["questions"])
+        state_tokens = usage.state_tokens if usage else int(row["state_tokens"])
+        return cls(
+            id=job_id,
+            tenant=row["tenant"],
+            status=row["status"],  # type: ignore[arg-type] # only our scripts write it
+            lane=row["lane"],  # type: ignore[arg-type] # as above
+            priority=row["priority"],
+            attempt=int(row["attempt"]),
+            created_at=int(row["created"]) / 1000,
+            started_at=_seconds(row.get("started")),
+            finished_at=_seconds(row.get("finished")),
+            deadline_at=_seconds(row.get("deadline")),
+            expires_at=_seconds(row.get("expires")),
+            request={"model": row["model"], "questions": total, "state_tokens": state_tokens},
+            progress=Progress(
+                row["stage"],  # type: ignore[arg-type] # only our scripts write it
+                int(row["questions_done"]),
+                total,
+            ),
+            error=JobError.model_validate_json(row["error"]) if "error" in row else None,
+            usage=usage,
+            webhook=json.loads(row["webhook"]) if row.get("webhook") else None,
+            metadata=json.loads(row["metadata"]),
+            traceparent=row.get("traceparent") or None,
+        )
+
+    def waiting_at(self, queue: QueuePosition) -> Self:
+        """The same job with its place in the queue."""
+        return replace(self, queue=queue)
+
+
+def _seconds(ms: str | None) -> float | None:
+    return int(ms) / 1000 if ms and ms != "0" else None
+
 
 @dataclass(frozen=True)
 class JobPage:
@@ -125,3 +165,21 @@ class WorkerInfo:
     turns: int
     progress_at: float | None
     error: str | None
+
+    @classmethod
+    def from_hash(cls, worker_id: str, row: Mapping[str, str]) -> Self:
+        """The record of the hash `worker:<id>`."""
+        load = row.get("load", "loading")
+        return cls(
+            id=worker_id,
+            host=row.get("host", ""),
+            pid=int(row.get("pid", "0")),
+            lanes=tuple(row["lanes"].split(",")) if row.get("lanes") else (),  # type: ignore[arg-type] # ours
+            ready=load == "loaded",
+            load=load,  # type: ignore[arg-type] # only workers write it
+            model=ModelInfo.model_validate_json(row["model"]) if row.get("model") else None,
+            tokens_per_s=float(row.get("tokens_per_s", "0")),
+            turns=int(row.get("turns", "0")),
+            progress_at=_seconds(row.get("progress")),
+            error=row.get("error") or None,
+        )

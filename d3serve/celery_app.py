@@ -1,0 +1,110 @@
+"""The Celery app: it carries wake-ups ("lane X has work") and nothing else; the job table owns the work.
+
+So its messages are acknowledged early, its results are dropped, and losing or doubling one does no harm.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import structlog
+from celery import Celery
+from kombu.entity import Queue
+
+from d3serve.errors import InvalidSettings
+from d3serve.schemas import Lane
+from d3serve.settings import Settings
+from d3serve.store.connect import require_url
+from d3serve.store.keys import Keys
+
+TURN_TASK = "d3.turn"
+POOL = "prefork"
+WakeSender = Callable[[Lane], None]
+
+log = structlog.get_logger(__name__)
+
+
+def queue_name(lane: Lane) -> str:
+    """The Celery queue of a lane's wake-ups."""
+    return f"wake.{lane}"
+
+
+def broker_url(redis_url: str) -> str:
+    """The same server in Celery's spelling, which differs for unix sockets."""
+    parts = urlsplit(redis_url)
+    return f"redis+socket://{parts.path}?virtual_host=0" if parts.scheme == "unix" else redis_url
+
+
+def celery_config(settings: Settings) -> dict[str, Any]:
+    """Every Celery setting that differs from its default; facts behind them stand beside them."""
+    queues = {lane: queue_name(lane) for lane in ("interactive", "offline")}
+    return {
+        "broker_url": broker_url(require_url(settings)),
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,
+        "broker_transport_options": {
+            "global_keyprefix": Keys(settings.namespace).broker_prefix,
+            "socket_timeout": 15,
+            "socket_connect_timeout": 5,
+            "socket_keepalive": True,
+            "health_check_interval": 5,  # a half-open connection is noticed in 11 s, not 49
+        },
+        "result_backend": None,
+        "task_ignore_result": True,
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        # Early: a late ack would be redelivered after the visibility timeout, while the turn still runs.
+        "task_acks_late": False,
+        "task_time_limit": settings.turn_limit_s,
+        "task_queues": [Queue(name, routing_key=name) for name in queues.values()],
+        "task_default_queue": queues["interactive"],
+        "task_publish_retry_policy": {"max_retries": 1, "interval_start": 0},
+        # The only pool in which ping, time limits, cold shutdown and restarts all work while the GPU is busy;
+        # spawn, because CUDA must not be touched before a fork.
+        "worker_pool": POOL,
+        "worker_pool_start_method": "spawn",
+        "worker_concurrency": 1,
+        "worker_prefetch_multiplier": 1,
+        "worker_disable_prefetch": True,  # a busy worker holds no wake-up that an idle one could use
+        "worker_proc_alive_timeout": 1_800,  # loading a large checkpoint takes minutes
+        "worker_soft_shutdown_timeout": 20,
+        "worker_hijack_root_logger": False,
+        "worker_redirect_stdouts": False,
+        "worker_enable_remote_control": True,
+        "worker_send_task_events": False,
+        "include": ["d3serve.worker.tasks"],
+    }
+
+
+def make_app(settings: Settings) -> Celery:
+    """The app of one process."""
+    app = Celery("d3serve", set_as_current=False)
+    app.conf.update(celery_config(settings))
+    return app
+
+
+def require_safe_pool(app: Celery) -> None:
+    """Return when the app will run turns in a spawned child process.
+
+    Raises:
+        InvalidSettings: solo and threads stop answering, or lose messages, while a turn runs.
+    """
+    pool, start, size = app.conf.worker_pool, app.conf.worker_pool_start_method, app.conf.worker_concurrency
+    if (pool, start, size) != (POOL, "spawn", 1):
+        raise InvalidSettings(
+            f"worker pool {pool}/{start} of {size}: only prefork/spawn of 1 survives a busy GPU",
+            field="worker_pool",
+        )
+
+
+def wake_sender(settings: Settings) -> WakeSender:
+    """A function that sends a lane's wake-up from any thread and never raises: a sweep repairs a lost one."""
+    app = make_app(settings)
+
+    def send(lane: Lane) -> None:
+        try:
+            app.send_task(TURN_TASK, queue=queue_name(lane), ignore_result=True)
+        except Exception as error:  # kombu raises its transport's errors, whatever they are
+            log.warning("wake.lost", lane=lane, error=type(error).__name__)
+
+    return send

@@ -1,0 +1,112 @@
+"""A request as the job table stores it: byte-faithful texts, the state group, the lane, the estimates. Pure."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from d3serve.schemas import DecisionRequest, Lane, Question, State
+from d3serve.settings import Settings
+
+# One step of priority is worth this much waiting: a low job older than a normal one by more goes first.
+PRIORITY_STEP_MS = 30_000
+PRIORITY_RANK = {"high": -1, "normal": 0, "low": 1}
+QUESTIONS: TypeAdapter[dict[str, Question]] = TypeAdapter(dict[str, Question])
+
+
+@dataclass(frozen=True)
+class EncodedJob:
+    """What SUBMIT takes. `tokens` counts the questions without the state; both counts are estimates."""
+
+    group: str
+    lane: Lane
+    rank_offset_ms: int
+    expires_ms: int
+    state: str
+    questions: str
+    fields: dict[str, str | int]
+
+
+def to_json(value: Any) -> str:
+    """JSON text that keeps key order and every character; the prompt is made from it."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def estimate_tokens(text: str) -> int:
+    """About how many tokens a text has: four bytes of UTF-8 each, near enough for English and Chinese.
+
+    Good for lanes and budgets; the worker counts for real.
+    """
+    return len(text.encode("utf-8")) // 4 + 1
+
+
+def state_group(settings: Settings, model: str, tenant: str, state: str) -> str:
+    """What two jobs must share to share a state; tenants never do, so none can time another's cache."""
+    text = to_json([model, settings.revision, tenant]) + state
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:40]
+
+
+def choose_lane(settings: Settings, request: DecisionRequest, longest_tokens: int) -> Lane:
+    """The lane asked for, else the one whose prompts are this long."""
+    if request.job.lane is not None:
+        return request.job.lane
+    return "interactive" if longest_tokens <= settings.max_interactive_tokens else "offline"
+
+
+def _hook_events(request: DecisionRequest) -> str:
+    """The events that SUBMIT's `finish` looks for: none, all, or a list between commas."""
+    webhook = request.job.webhook
+    if webhook is None:
+        return ""
+    return "*" if not webhook.events else "," + ",".join(webhook.events) + ","
+
+
+def encode_job(
+    settings: Settings, request: DecisionRequest, *, tenant: str, traceparent: str | None = None
+) -> EncodedJob:
+    """Everything that SUBMIT writes, from a validated request whose model is resolved."""
+    options = request.job
+    asked = {key: q.model_dump(mode="json", exclude_unset=True) for key, q in request.questions.items()}
+    state, questions = to_json(request.state), to_json(asked)
+    state_tokens = estimate_tokens(state)
+    longest = max((estimate_tokens(to_json(q)) for q in asked.values()), default=0)
+    fields: dict[str, str | int] = {
+        "model": request.model,
+        "state_tokens": state_tokens,
+        "tokens": estimate_tokens(questions),
+        "questions": len(asked),
+        "priority": options.priority,
+        "metadata": to_json(options.metadata),
+        "webhook": to_json(options.webhook.model_dump(mode="json")) if options.webhook else "",
+        "hook_events": _hook_events(request),
+        "on_error": options.on_question_error,
+        "asked_lane": options.lane or "",
+        "timeout_ms": 1000 * (options.timeout_s or 0),
+        "ttl_ms": 1000 * (options.result_ttl_s or settings.result_ttl_s),
+        "tomb_ms": 1000 * settings.tombstone_ttl_s,
+        "max_attempts": settings.max_attempts,
+        "traceparent": traceparent or "",
+    }
+    return EncodedJob(
+        group=state_group(settings, request.model, tenant, state),
+        lane=choose_lane(settings, request, state_tokens + longest),
+        rank_offset_ms=PRIORITY_STEP_MS * PRIORITY_RANK[options.priority],
+        expires_ms=1000 * (options.expires_in_s or 0),
+        state=state,
+        questions=questions,
+        fields=fields,
+    )
+
+
+def decode_state(text: str) -> State:
+    """The state that `encode_job` wrote."""
+    state: State = json.loads(text)
+    return state
+
+
+def decode_questions(text: str) -> Mapping[str, Question]:
+    """The questions that `encode_job` wrote, in their order."""
+    return QUESTIONS.validate_json(text, strict=True)

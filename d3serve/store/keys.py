@@ -1,0 +1,99 @@
+"""Every Redis key of the job table, spelled once: Python and Lua both read this table.
+
+A key is `d3:{<namespace>}:` + its stem + at most one part. The braces put a whole queue into one hash
+slot, so that one script may touch all of it. Times inside values are milliseconds of Redis' own clock.
+"""
+
+from typing import Literal, NamedTuple
+
+KeyName = Literal[
+    "job", "body", "res", "gone", "idem", "jobs",
+    "st", "need", "grp", "pend", "own", "warm",
+    "queued", "load", "ready", "wake", "mq",
+    "lease", "leasejobs", "leasegrps", "leases", "deadlines",
+    "worker", "workers", "finished", "hooks_due", "done",
+]  # fmt: skip
+
+
+class Key(NamedTuple):
+    """One row: `stem` is followed by the part that `type` is keyed by, if it ends in a separator."""
+
+    stem: str
+    type: str
+    content: str
+    ttl: str
+    writer: str
+    reader: str
+
+
+TABLE: dict[KeyName, Key] = {
+    # the job
+    "job": Key("job:", "hash", "everything about job <id> but its texts", "result TTL, from its end",
+               "submit claim progress commit free cancel retry", "API, worker"),
+    "body": Key("body:", "string", "questions of job <id>, JSON as sent", "gone at success, else as job",
+                "submit", "worker"),
+    "res": Key("res:", "string", "DecisionResponse of job <id>, JSON", "as job", "commit", "API"),
+    "gone": Key("gone:", "string", "tombstone of job <id>: '<expires> <tenant>'", "result TTL + tombstone TTL",
+                "commit free cancel delete", "API (410, not 404)"),
+    "idem": Key("idem:", "string", "'<job id> <fingerprint>' of an Idempotency-Key (hashed with its tenant)",
+                "idempotency TTL", "submit", "submit"),
+    "jobs": Key("jobs:", "zset", "job ids of a <tenant> by creation", "dead ids trimmed by submit", "submit",
+                "API (list)"),
+    # the state group: jobs that share one state
+    "st": Key("st:", "string", "state of <group>, JSON as sent, once", "while `need` has a member", "submit",
+              "worker"),
+    "need": Key("need:", "zset", "job ids that need the state of <group>, by until when", "as st",
+                "submit commit free cancel delete", "the same scripts"),
+    "grp": Key("grp:", "hash", "<group>: lane, state_tokens", "deleted when empty", "submit", "claim free"),
+    "pend": Key("pend:", "zset", "waiting job ids of <group> by rank", "-", "submit claim free", "claim more"),
+    "own": Key("own:", "string", "lease that works on <group>", "deleted by free", "claim", "submit free"),
+    "warm": Key("warm:", "string", "worker whose cache holds the state of <group>", "10 min", "free", "claim"),
+    # the lane
+    "queued": Key("queued:", "zset", "waiting job ids of <lane> by rank", "-", "submit claim free", "API"),
+    "load": Key("load:", "hash", "tokens and bytes that wait in <lane>", "-", "submit claim free", "API"),
+    "ready": Key("ready:", "zset", "groups of <lane> that wait and nobody owns, by rank of their first job",
+                 "-", "submit free", "claim"),
+    "wake": Key("wake:", "string", "a wake-up of <lane> is out", "2 s", "submit free reap", "the same scripts"),
+    "mq": Key("mq:wake.", "list", "wake-ups of <lane>", "-", "Celery", "Celery, reap (is one waiting?)"),
+    # the lease
+    "lease": Key("lease:", "hash", "<lease>: worker, pid, lane", "deleted by free", "claim", "free"),
+    "leasejobs": Key("leasejobs:", "set", "job ids under <lease>", "deleted by free", "claim more", "free"),
+    "leasegrps": Key("leasegrps:", "set", "groups under <lease>", "deleted by free", "claim", "more free"),
+    "leases": Key("leases", "zset", "leases by when they run out", "-", "claim renew", "reap"),
+    "deadlines": Key("deadlines", "zset", "job ids by when they expire", "-", "submit claim free", "reap"),
+    # the rest
+    "worker": Key("worker:", "hash", "what worker <id> says of itself", "30 s, renewed", "worker", "API"),
+    "workers": Key("workers", "zset", "worker ids by until when they count as alive", "-", "worker",
+                   "claim, API"),
+    "finished": Key("finished", "hash", "how many jobs ever ended, by status", "-", "finish", "API"),
+    "hooks_due": Key("hooks:due", "zset", "webhook outbox: '<job id>:<event>' by when it is due", "-", "finish",
+                     "webhook sender"),
+    "done": Key("done", "channel", "'<job id> <status>' at every change of a job", "-", "every script", "API"),
+}  # fmt: skip
+
+
+class Keys:
+    """The keys of one namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        self.prefix = f"d3:{{{namespace}}}:"
+
+    def __call__(self, name: KeyName, part: str = "") -> str:
+        """The full key."""
+        return self.prefix + TABLE[name].stem + part
+
+    @property
+    def broker_prefix(self) -> str:
+        """What kombu puts before its own keys; `mq` repeats it, so both are in one place."""
+        return self.prefix + "mq:"
+
+
+def lua_prelude() -> str:
+    """Lua that defines `K(name, part)` from the same table; scripts get the prefix as KEYS[1]."""
+    stems = ", ".join(f"{name} = '{key.stem}'" for name, key in TABLE.items())
+    return (
+        f"local STEM = {{ {stems} }}\n"
+        "local function K(name, part)\n"
+        "  return KEYS[1] .. (STEM[name] or error('no such key: ' .. name)) .. (part or '')\n"
+        "end\n"
+    )

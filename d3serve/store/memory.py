@@ -1,0 +1,40 @@
+"""Refuses new jobs before Redis is full, so that there is always room to finish the old ones."""
+
+import time
+
+from redis.exceptions import ResponseError
+
+from d3serve.errors import StorageUnavailable
+from d3serve.store.connect import AsyncClient
+
+HIGH_WATER = 0.9
+CHECK_EVERY_S = 1.0
+
+
+class MemoryGuard:
+    """Asks Redis at most once a second how full it is."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._share = 0.0
+        self._until = 0.0
+
+    async def admit(self) -> None:
+        """Return when there is room.
+
+        Raises:
+            StorageUnavailable: over 90 % of maxmemory is used.
+        """
+        if time.monotonic() >= self._until:
+            self._share = await self._used_share()
+            self._until = time.monotonic() + CHECK_EVERY_S
+        if self._share > HIGH_WATER:
+            raise StorageUnavailable(f"the job table is {self._share:.0%} full; waiting jobs go first")
+
+    async def _used_share(self) -> float:
+        try:
+            memory = await self._client.info("memory")
+        except ResponseError:  # barred on some managed servers: the first write of SUBMIT is the guard then
+            return 0.0
+        limit = int(memory.get("maxmemory", 0))
+        return int(memory["used_memory"]) / limit if limit else 0.0

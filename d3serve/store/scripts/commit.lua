@@ -1,0 +1,22 @@
+-- COMMIT: end a running job; only for the lease that holds it. A final status is never overwritten.
+-- ARGV: lease, id, 'succeeded'|'failed', result or error (JSON), usage (JSON or ''), questions answered.
+-- Answers 1, also when this lease has committed before and the answer was lost; else 0.
+local lease, id, status, text, usage, done = unpack(ARGV)
+local j = read(id, 'status', 'lease', 'ttl_ms')
+if j.lease ~= lease then
+  return 0
+elseif j.status ~= 'running' then
+  return (j.status == status) and 1 or 0
+end
+drain()
+redis.call('HSET', K('job', id), 'stage', 'finished', 'questions_done', done)
+if usage ~= '' then
+  redis.call('HSET', K('job', id), 'usage', usage)
+end
+if status == 'succeeded' then
+  redis.call('SET', K('res', id), text, 'PX', j.ttl_ms)
+  finish(id, status, now_ms())
+else
+  finish(id, status, now_ms(), text)
+end
+return 1

@@ -1,0 +1,8 @@
+-- FREE: end a lease. ARGV: lease, 'lost'|'back', worker, warm_ttl_ms, group ... whose state stays in its cache.
+-- Answers {jobs back, jobs that ended, {lanes to wake}}; {-1, 0, {}} when it had ended before.
+drain()
+for i = 5, #ARGV do
+  redis.call('SET', K('warm', ARGV[i]), ARGV[3], 'PX', ARGV[4])
+end
+local back, dead, wakes = free_lease(ARGV[1], ARGV[2] == 'lost', now_ms())
+return {back, dead, wakes}

@@ -1,0 +1,233 @@
+-- Shared by every script, after the prelude that defines K(name, part).
+-- Redis 7.0's Lua only: no FUNCTION, cmsgpack, bit or sha1hex, and no JSON of empty tables.
+
+local FOREVER = 9e15
+local WAKE_MS = 2000
+
+-- Milliseconds, and microseconds as their fraction, so that no two jobs are of one age.
+local function now_fine()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + t[2] / 1000
+end
+
+local function now_ms()
+  return math.floor(now_fine())
+end
+
+-- Redis and fakeredis print large Lua numbers differently; this prints them one way.
+local function int(n)
+  return string.format('%.0f', n)
+end
+
+-- Redis refuses a script's first write when memory is full, but lets a script that has written go on.
+-- A full queue must still be able to empty, so the scripts that empty it begin with a write that takes none.
+local function drain()
+  redis.call('DEL', K('own'))
+end
+
+local function read(id, ...)
+  local values, row = redis.call('HMGET', K('job', id), ...), {}
+  for i, name in ipairs({...}) do
+    row[name] = values[i] or nil
+  end
+  return row
+end
+
+local function tell(id, status)
+  redis.call('PUBLISH', K('done'), id .. ' ' .. status)
+end
+
+-- True when nobody has woken the lane's workers yet; the caller must then send a wake-up.
+local function wants_wake(lane)
+  return redis.call('ZCARD', K('ready', lane)) > 0
+    and redis.call('SET', K('wake', lane), '1', 'NX', 'PX', WAKE_MS) ~= false
+end
+
+-- A group waits in `ready` exactly when it has waiting jobs and no owner.
+local function place(group)
+  if redis.call('EXISTS', K('own', group)) == 1 then
+    return
+  end
+  local lane = redis.call('HGET', K('grp', group), 'lane')
+  if not lane then
+    return
+  end
+  local head = redis.call('ZRANGE', K('pend', group), 0, 0, 'WITHSCORES')
+  if head[1] then
+    redis.call('ZADD', K('ready', lane), head[2], group)
+  else
+    redis.call('ZREM', K('ready', lane), group)
+    redis.call('DEL', K('grp', group))
+  end
+end
+
+local QUEUE_FIELDS = {'group', 'lane', 'rank', 'tokens', 'bytes', 'deadline', 'state_tokens'}
+
+-- One state, one lane: an interactive job pulls the group that it joins out of the offline lane.
+local function enqueue(id)
+  local j = read(id, unpack(QUEUE_FIELDS))
+  local grp = K('grp', j.group)
+  local lane = redis.call('HGET', grp, 'lane')
+  if not lane or (lane == 'offline' and j.lane == 'interactive') then
+    redis.call('ZREM', K('ready', 'offline'), j.group)
+    redis.call('HSET', grp, 'lane', j.lane, 'state_tokens', j.state_tokens)
+  end
+  redis.call('ZADD', K('pend', j.group), j.rank, id)
+  if redis.call('ZADD', K('queued', j.lane), j.rank, id) == 1 then
+    redis.call('HINCRBY', K('load', j.lane), 'tokens', j.tokens)
+    redis.call('HINCRBY', K('load', j.lane), 'bytes', j.bytes)
+  end
+  if tonumber(j.deadline) > 0 then
+    redis.call('ZADD', K('deadlines'), j.deadline, id)
+  end
+end
+
+local function dequeue(id)
+  local j = read(id, unpack(QUEUE_FIELDS))
+  redis.call('ZREM', K('pend', j.group), id)
+  if redis.call('ZREM', K('queued', j.lane), id) == 1 then
+    redis.call('HINCRBY', K('load', j.lane), 'tokens', int(-j.tokens))
+    redis.call('HINCRBY', K('load', j.lane), 'bytes', int(-j.bytes))
+  end
+  redis.call('ZREM', K('deadlines'), id)
+end
+
+-- The state lives as long as the last job that may still read it; `till` nil: this job never will.
+local function release_state(group, id, till)
+  local need, st = K('need', group), K('st', group)
+  if till then
+    redis.call('ZADD', need, int(till), id)
+  else
+    redis.call('ZREM', need, id)
+  end
+  local last = redis.call('ZRANGE', need, -1, -1, 'WITHSCORES')
+  if not last[1] then
+    redis.call('DEL', st, need)
+  elseif tonumber(last[2]) < FOREVER then
+    redis.call('PEXPIREAT', st, int(tonumber(last[2])))
+    redis.call('PEXPIREAT', need, int(tonumber(last[2])))
+  end
+end
+
+local function bury(id, tenant, expires, ttl_ms)
+  redis.call('SET', K('gone', id), int(expires) .. ' ' .. tenant, 'PX', int(ttl_ms))
+end
+
+local function post_webhook(id, events, status, now)
+  local event = 'job.' .. status
+  if events and (events == '*' or string.find(events, ',' .. event .. ',', 1, true)) then
+    redis.call('ZADD', K('hooks_due'), int(now), id .. ':' .. event)
+  end
+end
+
+-- The only way into a final status: TTLs, tombstone, counters, outbox and waiters in the same step.
+local function finish(id, status, now, error_json)
+  local job = K('job', id)
+  local j = read(id, 'group', 'tenant', 'ttl_ms', 'tomb_ms', 'hook_events', 'lease')
+  local expires = now + j.ttl_ms
+  redis.call('HSET', job, 'status', status, 'finished', int(now), 'expires', int(expires))
+  if error_json then
+    redis.call('HSET', job, 'error', error_json)
+  end
+  redis.call('PEXPIRE', job, j.ttl_ms)
+  bury(id, j.tenant, expires, j.ttl_ms + j.tomb_ms)
+  redis.call('ZREM', K('deadlines'), id)
+  if status == 'succeeded' then
+    redis.call('DEL', K('body', id))
+    release_state(j.group, id, nil)
+  else
+    redis.call('PEXPIRE', K('body', id), j.ttl_ms)
+    release_state(j.group, id, expires)
+  end
+  if j.lease then
+    redis.call('SREM', K('leasejobs', j.lease), id)
+  end
+  redis.call('HINCRBY', K('finished'), status, 1)
+  post_webhook(id, j.hook_events, status, now)
+  tell(id, status)
+end
+
+local function failure(code, message)
+  return cjson.encode({code = code, message = message, retryable = false})
+end
+
+local function expire(id, status, now)
+  if status == 'queued' then
+    local group = redis.call('HGET', K('job', id), 'group')
+    dequeue(id)
+    place(group)
+    finish(id, 'expired', now, failure('job_expired', 'the job had not started when expires_in_s had passed'))
+  else
+    finish(id, 'expired', now, failure('job_expired', 'the job ran longer than its timeout_s'))
+  end
+end
+
+-- Takes one waiting job under a lease.
+local function take(id, lease, worker, now)
+  local job = K('job', id)
+  local timeout = tonumber(redis.call('HGET', job, 'timeout_ms'))
+  dequeue(id)
+  redis.call('HSET', job, 'status', 'running', 'lease', lease, 'worker', worker, 'started', int(now),
+    'stage', 'preparing', 'questions_done', '0')
+  redis.call('HINCRBY', job, 'attempt', 1)
+  redis.call('SADD', K('leasejobs', lease), id)
+  if timeout > 0 then
+    redis.call('ZADD', K('deadlines'), int(now + timeout), id)
+  end
+  tell(id, 'running')
+end
+
+local function return_job(id, lost, now)
+  local j = read(id, 'losses', 'max_attempts', 'deadline')
+  local job = K('job', id)
+  redis.call('ZREM', K('deadlines'), id)
+  if lost then
+    local losses = redis.call('HINCRBY', job, 'losses', 1)
+    if losses >= tonumber(j.max_attempts) then
+      finish(id, 'failed', now, failure('max_attempts',
+        'the worker died or lost its lease in each of ' .. j.max_attempts .. ' attempts'))
+      return 'dead'
+    end
+  else
+    redis.call('HINCRBY', job, 'attempt', -1)
+  end
+  if tonumber(j.deadline) > 0 and now >= tonumber(j.deadline) then
+    finish(id, 'expired', now, failure('job_expired', 'expires_in_s passed before the job could run again'))
+    return 'dead'
+  end
+  redis.call('HSET', job, 'status', 'queued', 'stage', 'queued', 'questions_done', '0')
+  redis.call('HDEL', job, 'lease', 'worker', 'started')
+  enqueue(id)
+  tell(id, 'queued')
+  return 'back'
+end
+
+-- Ends a lease: its unfinished jobs wait again, as a lost attempt or as given back unharmed.
+-- Answers (jobs back, jobs that ended, lanes to wake); (-1, 0, {}) when the lease has ended already.
+local function free_lease(lease, lost, now)
+  if redis.call('ZREM', K('leases'), lease) == 0 then
+    return -1, 0, {}
+  end
+  local count = {back = 0, dead = 0}
+  for _, id in ipairs(redis.call('SMEMBERS', K('leasejobs', lease))) do
+    local j = read(id, 'status', 'lease')
+    if j.status == 'running' and j.lease == lease then
+      local fate = return_job(id, lost, now)
+      count[fate] = count[fate] + 1
+    end
+  end
+  local wakes, seen = {}, {}
+  for _, group in ipairs(redis.call('SMEMBERS', K('leasegrps', lease))) do
+    local lane = redis.call('HGET', K('grp', group), 'lane')
+    redis.call('DEL', K('own', group))
+    place(group)
+    if lane and not seen[lane] then
+      seen[lane] = true
+      if wants_wake(lane) then
+        wakes[#wakes + 1] = lane
+      end
+    end
+  end
+  redis.call('DEL', K('lease', lease), K('leasejobs', lease), K('leasegrps', lease))
+  return count.back, count.dead, wakes
+end

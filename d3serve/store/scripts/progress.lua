@@ -1,0 +1,14 @@
+-- PROGRESS: note how far jobs are. ARGV: lease, stage, id ... Answers the ids that are still the lease's:
+-- a job that was canceled, has expired or went to another worker is missing and needs no more work.
+local mine = {}
+drain()
+for i = 3, #ARGV do
+  local id = ARGV[i]
+  local j = read(id, 'status', 'lease')
+  if j.status == 'running' and j.lease == ARGV[1] then
+    redis.call('HSET', K('job', id), 'stage', ARGV[2])
+    tell(id, 'running')
+    mine[#mine + 1] = id
+  end
+end
+return mine

@@ -1,0 +1,212 @@
+"""The job table as a worker sees it (sync): claim a turn, take late joiners, renew, commit, free, reap."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from d3serve.schemas import DecisionResponse, JobError, Lane, Usage
+from d3serve.settings import Settings
+from d3serve.store.connect import Client, open_sync, storage_errors
+from d3serve.store.keys import Keys
+from d3serve.store.lua import Argument, ScriptName, run_script
+from d3serve.store.records import Stage
+
+FAIRNESS_MS = 5_000  # a group that has waited longer goes before any warm one
+OFFLINE_PATIENCE_MS = 30_000  # by so much offline work counts as younger than it is
+WARM_TTL_MS = 600_000
+WORKER_TTL_S = 30
+MAX_GROUPS = 256
+
+
+@dataclass(frozen=True)
+class ClaimedJob:
+    """One job of a turn; `state` and `questions` are the JSON texts that were submitted."""
+
+    id: str
+    group: str
+    tenant: str
+    model: str
+    attempt: int
+    state: str
+    questions: str
+    partial: bool
+    asked_lane: str
+    created_ms: int
+
+
+@dataclass
+class Turn:
+    """A lease with its jobs; empty when there was nothing to claim."""
+
+    lease: str
+    jobs: list[ClaimedJob]
+    wakes: list[Lane] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Freed:
+    """What freeing a lease did; `back` is -1 when it had ended before."""
+
+    back: int
+    ended: int
+    wakes: list[Lane]
+
+
+@dataclass(frozen=True)
+class Reaped:
+    """What a sweep did."""
+
+    leases: int
+    ended: int
+    wakes: list[Lane]
+
+
+class TurnStore:
+    """Every method is atomic and may safely be sent twice; raises StorageUnavailable after about 20 s."""
+
+    def __init__(self, client: Client, settings: Settings, worker: str) -> None:
+        self._client = client
+        self._settings = settings
+        self._key = Keys(settings.namespace)
+        self.worker = worker
+
+    @classmethod
+    def open(cls, settings: Settings, worker: str) -> Self:
+        """Make a store on `settings.redis_url`; it connects on first use."""
+        return cls(open_sync(settings), settings, worker)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    @property
+    def _lease_ms(self) -> int:
+        return round(self._settings.lease_s * 1000)
+
+    def _run(self, name: ScriptName, *args: Argument) -> Any:
+        with storage_errors():
+            return run_script(self._client, name, self._key.prefix, *args)
+
+    # --- one turn ----------------------------------------------------------------------------------
+
+    def claim(self, pid: int) -> Turn:
+        """Take whole state groups until the turn is full; never one that another worker has."""
+        settings, lease = self._settings, secrets.token_hex(8)
+        wakes, *groups = self._run(
+            "claim", lease, self.worker, pid, self._lease_ms, settings.max_batch_tokens,
+            settings.max_batch_questions, MAX_GROUPS, FAIRNESS_MS, OFFLINE_PATIENCE_MS, *settings.lanes,
+        )  # fmt: skip
+        return Turn(lease, self._fetch(groups), wakes)
+
+    def more(self, lease: str) -> list[ClaimedJob]:
+        """Take jobs that joined the turn's groups since it began."""
+        settings = self._settings
+        return self._fetch(self._run("more", lease, settings.max_batch_tokens, settings.max_batch_questions))
+
+    def renew(self, lease: str) -> bool:
+        """Keep the lease; False when it has ended and every commit will be refused."""
+        return bool(self._run("renew", lease, self._lease_ms))
+
+    def progress(self, lease: str, stage: Stage, jobs: Sequence[str]) -> set[str]:
+        """Note a stage; tell which of the jobs still need work (not canceled, expired or taken away)."""
+        return set(self._run("progress", lease, stage, *jobs)) if jobs else set()
+
+    def succeed(self, lease: str, job_id: str, response: DecisionResponse) -> bool:
+        """End a job with its answers; False when it is no longer this lease's to end."""
+        usage = response.usage
+        return bool(
+            self._run(
+                "commit", lease, job_id, "succeeded", response.model_dump_json(), usage.model_dump_json(),
+                usage.questions,
+            )
+        )  # fmt: skip
+
+    def fail(self, lease: str, job_id: str, error: JobError, usage: Usage | None = None) -> bool:
+        """End a job with an error; False when it is no longer this lease's to end."""
+        told = usage.model_dump_json() if usage else ""
+        return bool(self._run("commit", lease, job_id, "failed", error.model_dump_json(), told, 0))
+
+    def free(self, lease: str, mode: Literal["back", "lost"], warm: Sequence[str] = ()) -> Freed:
+        """End the lease; what is unfinished waits again, as given back unharmed or as a lost attempt."""
+        return Freed(*self._run("free", lease, mode, self.worker, WARM_TTL_MS, *warm))
+
+    # --- between turns -----------------------------------------------------------------------------
+
+    def reap(self) -> Reaped:
+        """Free leases that ran out, end overdue jobs, find lanes whose wake-up was lost."""
+        return Reaped(*self._run("reap", *self._settings.lanes))
+
+    def own_leases(self) -> dict[str, int]:
+        """This worker's leases, each with the process id that holds it."""
+        with storage_errors():
+            leases = self._client.zrange(self._key("leases"), 0, -1)
+            rows = [self._client.hmget(self._key("lease", lease), "worker", "pid") for lease in leases]
+        return {
+            lease: int(pid)
+            for lease, (worker, pid) in zip(leases, rows, strict=True)
+            if worker == self.worker and pid
+        }
+
+    def publish(self, fields: Mapping[str, str | int | float]) -> None:
+        """Say how this worker is, and that it is alive, for the next 30 s."""
+        with storage_errors(), self._client.pipeline() as pipe:
+            pipe.hset(self._key("worker", self.worker), mapping=dict(fields))
+            pipe.expire(self._key("worker", self.worker), WORKER_TTL_S)
+            pipe.zadd(self._key("workers"), {self.worker: self._now_ms() + WORKER_TTL_S * 1000})
+            pipe.zremrangebyscore(self._key("workers"), "-inf", self._now_ms())
+            pipe.execute()
+
+    def published(self, *fields: str) -> list[str | None]:
+        """What this worker has published, field by field."""
+        with storage_errors():
+            return list(self._client.hmget(self._key("worker", self.worker), *fields))
+
+    def count(self, name: str) -> int:
+        """Add one to a counter among what this worker publishes; the new value."""
+        with storage_errors():
+            return int(self._client.hincrby(self._key("worker", self.worker), name, 1))
+
+    def retire(self) -> None:
+        """Take this worker off the list of the living."""
+        with storage_errors():
+            self._client.delete(self._key("worker", self.worker))
+            self._client.zrem(self._key("workers"), self.worker)
+
+    # --- the small parts ---------------------------------------------------------------------------
+
+    def _now_ms(self) -> int:
+        seconds, micros = self._client.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def _fetch(self, groups: Sequence[tuple[str, list[str]]]) -> list[ClaimedJob]:
+        """Read the texts: each state once, each job's questions."""
+        if not groups:
+            return []
+        ids = [(group, job_id) for group, members in groups for job_id in members]
+        with storage_errors(), self._client.pipeline(transaction=False) as pipe:
+            for group, _ in groups:
+                pipe.get(self._key("st", group))
+            for _, job_id in ids:
+                pipe.get(self._key("body", job_id))
+            for _, job_id in ids:
+                pipe.hmget(
+                    self._key("job", job_id),
+                    "tenant",
+                    "model",
+                    "attempt",
+                    "on_error",
+                    "asked_lane",
+                    "created",
+                )
+            answers = pipe.execute()
+        states = dict(zip((group for group, _ in groups), answers, strict=False))
+        bodies, rows = answers[len(groups) :][: len(ids)], answers[len(groups) + len(ids) :]
+        return [
+            ClaimedJob(
+                id=job_id, group=group, tenant=row[0], model=row[1], attempt=int(row[2]), state=states[group],
+                questions=body, partial=row[3] == "partial", asked_lane=row[4], created_ms=int(row[5]),
+            )
+            for (group, job_id), body, row in zip(ids, bodies, rows, strict=True)
+            if body is not None and row[0] is not None
+        ]  # fmt: skip

@@ -1,0 +1,489 @@
+"""The contract of the job table, the same on every server it may run on."""
+
+import asyncio
+import json
+
+import pytest
+
+from d3serve.errors import (
+    IdempotencyKeyReused,
+    InvalidRequest,
+    JobExpired,
+    JobNotFinished,
+    JobNotFound,
+    QueueFull,
+)
+from d3serve.schemas import DecisionRequest, JobError
+
+pytestmark = pytest.mark.anyio
+BROKEN = JobError(code="internal_error", message="broken")
+
+
+class TestSubmit:
+    async def test_a_new_job_waits_in_its_lane(self, table):
+        job = await table.jobs.get(await table.submit(metadata={"a": "b"}), "me")
+        assert (job.status, job.lane, job.attempt, job.done) == ("queued", "interactive", 0, False)
+        assert job.request == {"model": "vllm-sr/d3-tiny", "questions": 1, "state_tokens": 3}
+        assert job.metadata == {"a": "b"}
+        assert (job.queue.position, job.queue.eta_s) == (0, None)
+
+    async def test_positions_follow_the_order_of_arrival(self, table):
+        ids = [await table.submit(f"state {i}") for i in range(3)]
+        assert [(await table.jobs.get(i, "me")).queue.position for i in ids] == [0, 1, 2]
+
+    async def test_the_first_job_wakes_and_the_next_does_not(self, table, make_request):
+        first = await table.jobs.submit(make_request("a"), tenant="me")
+        second = await table.jobs.submit(make_request("b"), tenant="me")
+        assert (first.wake, second.wake) == (True, False)
+
+    async def test_fifty_parallel_submits_with_one_key_make_one_job(self, table, make_request):
+        calls = [
+            table.jobs.submit(make_request(), tenant="me", idempotency_key="k", fingerprint="f")
+            for _ in range(50)
+        ]
+        answers = await asyncio.gather(*calls)
+        assert len({answer.job_id for answer in answers}) == 1
+        assert sum(answer.created for answer in answers) == 1
+        assert table.redis.zcard(table.key("queued", "interactive")) == 1
+
+    async def test_a_key_belongs_to_one_body_and_one_tenant(self, table, make_request):
+        await table.jobs.submit(make_request(), tenant="me", idempotency_key="k", fingerprint="f")
+        other = await table.jobs.submit(make_request(), tenant="you", idempotency_key="k", fingerprint="g")
+        assert other.created
+        with pytest.raises(IdempotencyKeyReused):
+            await table.jobs.submit(make_request("x"), tenant="me", idempotency_key="k", fingerprint="g")
+
+    async def test_a_full_queue_refuses_and_keeps_what_it_has(self, table, make_request):
+        table.jobs._settings = table.settings.model_copy(update={"max_queued_jobs": 2})
+        kept = [await table.submit(f"s{i}") for i in range(2)]
+        with pytest.raises(QueueFull) as refusal:
+            await table.submit("one too many")
+        assert 1 <= refusal.value.details["retry_after_s"] <= 60
+        assert len(table.redis.keys(table.key("job", "*"))) == len(kept)
+        assert not [name for name in table.redis.keys(table.key("st", "*")) if "many" in name]
+
+    async def test_a_queue_full_of_bytes_refuses(self, table):
+        table.jobs._settings = table.settings.model_copy(update={"max_queued_bytes": 3_000})
+        await table.submit("x" * 2_000)
+        with pytest.raises(QueueFull):
+            await table.submit("y" * 2_000)
+        assert (await table.jobs.stats()).lanes["interactive"].queued_jobs == 1
+
+    @pytest.mark.parametrize(
+        ("chars", "asked", "lane"),
+        [(400, None, "interactive"), (400_000, None, "offline"), (400, "offline", "offline")],
+    )
+    async def test_the_lane_follows_the_length_unless_asked_for(self, table, chars, asked, lane):
+        job_id = await table.submit("x" * chars, lane=asked)
+        assert (await table.jobs.get(job_id, "me")).lane == lane
+
+    async def test_texts_stay_byte_faithful(self, table):
+        body = '{"model":"m","state":{"z":1,"a":[1.0,"ü \\u0000 😀",null],"é":{"2":2,"1":1}},"questions":{"b":{"type":"choice","criteria":{"y":"Y","x":null}},"a":{"type":"noul"}}}'
+        request = DecisionRequest.model_validate_json(body)
+        await table.jobs.submit(request, tenant="me")
+        [job] = table.worker().claim(1).jobs
+        sent = json.loads(body)
+        assert job.state == json.dumps(sent["state"], ensure_ascii=False, separators=(",", ":"))
+        assert job.questions == json.dumps(sent["questions"], ensure_ascii=False, separators=(",", ":"))
+
+    async def test_one_state_is_stored_once_and_leaves_with_its_last_reader(self, table, make_response):
+        ids = [await table.submit("same") for _ in range(3)]
+        assert len(table.redis.keys(table.key("st", "*"))) == 1
+        worker = table.worker()
+        turn = worker.claim(1)
+        for job_id in ids:
+            assert table.redis.keys(table.key("st", "*"))
+            assert worker.succeed(turn.lease, job_id, make_response())
+        assert not table.redis.keys(table.key("st", "*"))
+        assert not table.redis.keys(table.key("need", "*"))
+
+
+class TestClaim:
+    async def test_jobs_of_one_state_come_together_and_oldest_state_first(self, table):
+        ids = [await table.submit(state) for state in ("a", "b", "a", "b", "a")]
+        turn = table.worker().claim(1)
+        groups = {}
+        for job in turn.jobs:
+            groups.setdefault(job.state, []).append(job.id)
+        assert groups == {'"a"': [ids[0], ids[2], ids[4]], '"b"': [ids[1], ids[3]]}
+        assert [job.state for job in turn.jobs][0] == '"a"'
+
+    async def test_a_state_is_never_on_two_workers(self, table):
+        await table.submit("a")
+        first = table.worker("one").claim(1)
+        late = await table.submit("a")
+        assert not table.worker("two").claim(2).jobs
+        assert [job.id for job in table.worker("one").more(first.lease)] == [late]
+
+    async def test_the_token_budget_counts_a_state_once(self, table):
+        for _ in range(4):
+            await table.submit("x" * 4_000)
+        await table.submit("y" * 4_000)
+        turn = table.worker(max_batch_tokens=1_500).claim(1)
+        assert [job.state[1] for job in turn.jobs] == ["x"] * 4
+
+    async def test_the_first_group_fits_whatever_its_size(self, table):
+        await table.submit("x" * 100_000)
+        assert len(table.worker(max_batch_tokens=16).claim(1).jobs) == 1
+
+    async def test_a_claim_leaves_a_wake_for_what_it_left(self, table):
+        await table.submit("x" * 4_000)
+        await table.submit("y" * 4_000)
+        turn = table.worker(max_batch_tokens=1_000).claim(1)
+        assert turn.wakes == ["interactive"]
+
+    async def test_a_warm_state_goes_first_until_an_older_one_is_overdue(self, table, make_response):
+        await table.submit("warm")
+        worker = table.worker(max_batch_tokens=16, max_batch_questions=1)
+        turn = worker.claim(1)
+        worker.succeed(turn.lease, turn.jobs[0].id, make_response())
+        worker.free(turn.lease, "back", [turn.jobs[0].group])
+        cold, warm = await table.submit("cold"), await table.submit("warm")
+        turn = worker.claim(1)
+        assert [job.id for job in turn.jobs] == [warm]
+        worker.free(turn.lease, "back", [turn.jobs[0].group])
+        table.redis.zadd(table.key("ready", "interactive"), {self.group(table, cold): 1})
+        assert [job.id for job in worker.claim(1).jobs] == [cold]
+
+    async def test_priority_orders_a_lane_and_age_beats_priority(self, table):
+        low = await table.submit("l", priority="low")
+        normal = await table.submit("n")
+        high = await table.submit("h", priority="high")
+        worker = table.worker(max_batch_questions=1)
+        assert [worker.claim(1).jobs[0].id for _ in range(3)] == [high, normal, low]
+        old = await table.submit("old", priority="low")
+        table.redis.zincrby(table.key("ready", "interactive"), -61_000, self.group(table, old))
+        await table.submit("new", priority="high")
+        assert worker.claim(1).jobs[0].id == old
+
+    async def test_interactive_goes_first_but_offline_is_not_starved(self, table):
+        offline = await table.submit("o", lane="offline")
+        interactive = await table.submit("i")
+        worker = table.worker(max_batch_questions=1)
+        assert worker.claim(1).jobs[0].id == interactive
+        table.redis.zincrby(table.key("ready", "offline"), -40_000, self.group(table, offline))
+        await table.submit("i2")
+        assert worker.claim(1).jobs[0].id == offline
+
+    async def test_one_worker_stays_out_of_the_offline_lane(self, table):
+        for i in range(2):
+            await table.submit(f"o{i}", lane="offline")
+        one, two = table.worker("one"), table.worker("two")
+        for worker in (one, two):
+            worker.publish({"pid": 1})
+        assert len(one.claim(1).jobs) == 1
+        assert not two.claim(2).jobs
+
+    async def test_a_lane_that_a_worker_does_not_serve_is_left(self, table):
+        await table.submit("o", lane="offline")
+        assert not table.worker(lanes=("interactive",)).claim(1).jobs
+
+    async def test_an_interactive_job_pulls_its_state_into_its_lane(self, table):
+        await table.submit("s", lane="offline")
+        await table.submit("s")
+        assert len(table.worker(lanes=("interactive",)).claim(1).jobs) == 2
+
+    async def test_a_claim_whose_answer_was_lost_answers_the_same_again(self, table):
+        job_id = await table.submit()
+        worker = table.worker()
+        turn = worker.claim(1)
+        arguments = ("claim", turn.lease, "worker-1", 1, 5000, 100, 100, 8, 5000, 30000, "interactive")
+        [_, [group, ids]] = worker._run(*arguments)
+        assert (group, ids) == (turn.jobs[0].group, [job_id])
+        assert (await table.jobs.get(job_id, "me")).attempt == 1
+
+    def group(self, table, job_id):
+        return table.redis.hget(table.key("job", job_id), "group")
+
+
+class TestCommit:
+    async def test_result_status_ttl_and_tombstone_come_in_one_step(self, table, make_response):
+        job_id = await table.submit(result_ttl_s=100)
+        worker = table.worker()
+        turn = worker.claim(1)
+        assert worker.succeed(turn.lease, job_id, make_response())
+        job = await table.jobs.get(job_id, "me")
+        assert (job.status, job.done, job.attempt) == ("succeeded", True, 1)
+        assert job.usage.state_tokens == job.request["state_tokens"] == 4
+        assert job.expires_at == pytest.approx(job.finished_at + 100)
+        assert json.loads(await table.jobs.result(job_id, "me"))["answers"]["q"]["noul"] == 0.5
+        assert 0 < table.redis.pttl(table.key("job", job_id)) <= 100_000
+        assert 0 < table.redis.pttl(table.key("res", job_id)) <= 100_000
+
+    async def test_a_job_whose_retention_ended_is_gone_and_not_unknown(self, table, make_response):
+        job_id = await table.submit()
+        worker = table.worker()
+        worker.succeed(worker.claim(1).lease, job_id, make_response())
+        table.redis.delete(table.key("job", job_id), table.key("res", job_id))  # what their TTL does
+        with pytest.raises(JobExpired):
+            await table.jobs.get(job_id, "me")
+        with pytest.raises(JobNotFound):
+            await table.jobs.get(job_id, "you")
+        with pytest.raises(JobNotFound):
+            await table.jobs.get("job_unheard_of", "me")
+
+    async def test_only_the_lease_that_holds_the_job_may_end_it(self, table, make_response):
+        job_id = await table.submit()
+        stalled, healthy = table.worker("stalled"), table.worker("healthy")
+        old = stalled.claim(1)
+        stalled.free(old.lease, "lost")
+        new = healthy.claim(2)
+        assert not stalled.succeed(old.lease, job_id, make_response(computed_tokens=1))
+        assert healthy.succeed(new.lease, job_id, make_response(computed_tokens=2))
+        assert not stalled.fail(old.lease, job_id, BROKEN)
+        job = await table.jobs.get(job_id, "me")
+        assert (job.status, job.usage.computed_tokens, job.attempt) == ("succeeded", 2, 2)
+
+    async def test_a_commit_whose_answer_was_lost_may_be_sent_again(self, table, make_response):
+        job_id = await table.submit()
+        worker = table.worker()
+        lease = worker.claim(1).lease
+        assert worker.succeed(lease, job_id, make_response())
+        assert worker.succeed(lease, job_id, make_response())
+        assert not worker.fail(lease, job_id, BROKEN)
+        assert (await table.jobs.stats()).finished == {"succeeded": 1}
+
+    async def test_progress_cannot_touch_a_job_that_is_done(self, table, make_response):
+        job_id = await table.submit()
+        worker = table.worker()
+        lease = worker.claim(1).lease
+        assert worker.progress(lease, "deciding", [job_id]) == {job_id}
+        assert (await table.jobs.get(job_id, "me")).progress.stage == "deciding"
+        worker.succeed(lease, job_id, make_response())
+        assert worker.progress(lease, "deciding", [job_id]) == set()
+        assert (await table.jobs.get(job_id, "me")).progress.stage == "finished"
+
+    async def test_the_webhook_outbox_is_written_with_the_status(self, table, make_response):
+        heard = await table.submit(webhook={"url": "https://example.com/h"})
+        deaf = await table.submit(webhook={"url": "https://example.com/h", "events": ["job.failed"]})
+        await table.submit()
+        worker = table.worker()
+        turn = worker.claim(1)
+        for job in turn.jobs:
+            worker.succeed(turn.lease, job.id, make_response())
+        assert table.redis.zrange(table.key("hooks_due"), 0, -1) == [f"{heard}:job.succeeded"]
+        assert (await table.jobs.get(deaf, "me")).webhook["url"] == "https://example.com/h"
+
+
+class TestFree:
+    async def test_given_back_jobs_wait_again_unharmed(self, table):
+        job_id = await table.submit()
+        worker = table.worker()
+        turn = worker.claim(1)
+        freed = worker.free(turn.lease, "back")
+        assert (freed.back, freed.ended, freed.wakes) == (1, 0, ["interactive"])
+        job = await table.jobs.get(job_id, "me")
+        assert (job.status, job.attempt, job.started_at) == ("queued", 0, None)
+        assert worker.free(turn.lease, "back").back == -1
+
+    async def test_a_lost_job_runs_alone_and_its_mates_are_answered(self, table):
+        suspects = [await table.submit("s") for _ in range(2)]
+        worker = table.worker()
+        worker.free(worker.claim(1).lease, "lost")
+        fresh = await table.submit("s")
+        turns = []
+        while (turn := worker.claim(1)).jobs:
+            turns.append([job.id for job in turn.jobs])
+            for job in turn.jobs:
+                worker.fail(turn.lease, job.id, BROKEN)
+            assert not {job.id for job in worker.more(turn.lease)} & set(suspects)
+            worker.free(turn.lease, "back")
+        assert turns[0] == [suspects[0]]
+        assert sorted(sum(turns, [])) == sorted([*suspects, fresh])
+        assert all(len(turn) == 1 for turn in turns if set(turn) & set(suspects))
+
+    async def test_a_poison_job_fails_after_its_attempts(self, table):
+        job_id = await table.submit()
+        worker = table.worker()
+        for attempt in (1, 2, 3):
+            turn = worker.claim(1)
+            assert turn.jobs[0].attempt == attempt
+            worker.free(turn.lease, "lost")
+        job = await table.jobs.get(job_id, "me")
+        assert (job.status, job.error.code, job.attempt) == ("failed", "max_attempts", 3)
+        assert not worker.claim(1).jobs
+
+    async def test_a_lease_not_renewed_is_reaped(self, table):
+        job_id = await table.submit()
+        worker = table.worker()
+        lease = worker.claim(1).lease
+        assert worker.renew(lease)
+        assert worker.reap().leases == 0
+        table.redis.zadd(table.key("leases"), {lease: 1})
+        assert worker.reap().leases == 1
+        assert not worker.renew(lease)
+        assert (await table.jobs.get(job_id, "me")).status == "queued"
+
+    async def test_a_lost_wake_is_found_once(self, table):
+        await table.submit()
+        worker = table.worker()
+        table.redis.delete(table.key("wake", "interactive"))
+        assert worker.reap().wakes == ["interactive"]
+        assert worker.reap().wakes == []
+
+    async def test_no_wake_is_added_while_one_waits(self, table):
+        await table.submit()
+        table.redis.delete(table.key("wake", "interactive"))
+        table.redis.lpush(table.key("mq", "interactive"), "a wake-up")
+        assert table.worker().reap().wakes == []
+
+
+class TestEndings:
+    async def test_cancel_of_a_waiting_job(self, table):
+        job_id = await table.submit()
+        assert (await table.jobs.cancel(job_id, "me")).status == "canceled"
+        assert not table.worker().claim(1).jobs
+
+    async def test_cancel_of_a_running_job_refuses_its_commit(self, table, make_response):
+        job_id = await table.submit()
+        worker = table.worker()
+        lease = worker.claim(1).lease
+        assert (await table.jobs.cancel(job_id, "me")).status == "canceled"
+        assert worker.progress(lease, "deciding", [job_id]) == set()
+        assert not worker.succeed(lease, job_id, make_response())
+        assert worker.free(lease, "lost").back == 0
+
+    async def test_cancel_of_finished_jobs_changes_nothing(self, table, make_response):
+        job_id = await table.submit()
+        worker = table.worker()
+        worker.succeed(worker.claim(1).lease, job_id, make_response())
+        for _ in range(20):
+            assert (await table.jobs.cancel(job_id, "me")).status == "succeeded"
+        with pytest.raises(JobNotFound):
+            await table.jobs.cancel(job_id, "you")
+
+    async def test_a_job_not_started_in_time_expires(self, table):
+        job_id = await table.submit(expires_in_s=1)
+        table.redis.zadd(table.key("deadlines"), {job_id: 1})
+        assert table.worker().reap().ended == 1
+        job = await table.jobs.get(job_id, "me")
+        assert (job.status, job.error.code) == ("expired", "job_expired")
+        assert not table.worker().claim(1).jobs
+
+    async def test_a_claim_drops_what_is_overdue(self, table):
+        job_id = await table.submit(expires_in_s=1)
+        table.redis.hset(table.key("job", job_id), "deadline", 1)
+        assert not table.worker().claim(1).jobs
+        assert (await table.jobs.get(job_id, "me")).status == "expired"
+
+    async def test_a_job_that_runs_too_long_expires(self, table, make_response):
+        job_id = await table.submit(timeout_s=5)
+        worker = table.worker()
+        lease = worker.claim(1).lease
+        assert table.redis.zincrby(table.key("deadlines"), -6_000, job_id) > 0
+        worker.reap()
+        assert (await table.jobs.get(job_id, "me")).status == "expired"
+        assert not worker.succeed(lease, job_id, make_response())
+
+    async def test_a_failed_job_can_be_retried_under_its_id(self, table, make_response):
+        job_id = await table.submit()
+        worker = table.worker()
+        turn = worker.claim(1)
+        worker.fail(turn.lease, job_id, BROKEN)
+        worker.free(turn.lease, "back")
+        assert (await table.jobs.get(job_id, "me")).error == BROKEN
+        assert (await table.jobs.retry(job_id, "me")).job_id == job_id
+        job = await table.jobs.get(job_id, "me")
+        assert (job.status, job.error, job.finished_at, job.expires_at) == ("queued", None, None, None)
+        assert table.redis.pttl(table.key("job", job_id)) == -1
+        turn = worker.claim(1)
+        assert (turn.jobs[0].attempt, turn.jobs[0].state) == (2, '"the state"')
+        worker.succeed(turn.lease, job_id, make_response())
+        with pytest.raises(JobNotFinished):
+            await table.jobs.retry(job_id, "me")
+
+    async def test_delete_erases_every_trace_but_the_tombstone(self, table, make_response):
+        job_id = await table.submit("secret words")
+        worker = table.worker()
+        turn = worker.claim(1)
+        with pytest.raises(JobNotFinished):
+            await table.jobs.delete(job_id, "me")
+        worker.fail(turn.lease, job_id, BROKEN)
+        worker.free(turn.lease, "back")
+        await table.jobs.delete(job_id, "me")
+        with pytest.raises(JobExpired):
+            await table.jobs.get(job_id, "me")
+        left = table.redis.keys(table.key("job", "*")) + table.redis.keys(table.key("st", "*"))
+        assert left == []
+        assert (await table.jobs.list_jobs("me")).jobs == ()
+
+    async def test_delete_takes_a_waiting_job_out_of_the_queue(self, table):
+        await table.jobs.delete(await table.submit(), "me")
+        assert not table.worker().claim(1).jobs
+        stats = (await table.jobs.stats()).lanes["interactive"]
+        assert (stats.queued_jobs, stats.queued_tokens, stats.queued_bytes) == (0, 0, 0)
+
+
+class TestReading:
+    async def test_wait_returns_as_soon_as_the_job_is_done(self, table, make_response):
+        job_id = await table.submit()
+        worker = table.worker()
+        waiting = [asyncio.create_task(table.jobs.wait(job_id, "me", 30)) for _ in range(5)]
+        lease = worker.claim(1).lease
+        await asyncio.sleep(0)
+        worker.succeed(lease, job_id, make_response())
+        for job in await asyncio.wait_for(asyncio.gather(*waiting), 5):
+            assert job.status == "succeeded"
+
+    async def test_wait_ends_with_its_time(self, table):
+        job_id = await table.submit()
+        assert (await table.jobs.wait(job_id, "me", 0.05)).status == "queued"
+        with pytest.raises(JobNotFound):
+            await table.jobs.wait(job_id, "you", 0.05)
+
+    async def test_watch_shows_every_status(self, table, make_response):
+        job_id = await table.submit()
+        worker = table.worker()
+        seen = []
+        async for job in table.jobs.watch(job_id, "me"):
+            seen.append(job.status)
+            if job.status == "queued":
+                lease = worker.claim(1).lease
+            elif job.status == "running":
+                worker.succeed(lease, job_id, make_response())
+        assert seen == ["queued", "running", "succeeded"]
+
+    async def test_a_list_pages_newest_first_and_filters(self, table):
+        ids = [await table.submit(f"s{i}", metadata={"even": str(i % 2 == 0)}) for i in range(7)]
+        await table.submit("other", tenant="you")
+        pages, cursor = [], None
+        while True:
+            page = await table.jobs.list_jobs("me", limit=3, cursor=cursor)
+            pages += [job.id for job in page.jobs]
+            cursor = page.cursor
+            if cursor is None:
+                break
+            await table.submit("new while paging", tenant="me")
+        assert sorted(pages) == sorted(ids)
+        even = await table.jobs.list_jobs("me", metadata={"even": "True"}, limit=50)
+        assert {job.id for job in even.jobs} == set(ids[::2])
+        assert len((await table.jobs.list_jobs("me", status="succeeded")).jobs) == 0
+        with pytest.raises(InvalidRequest):
+            await table.jobs.list_jobs("me", cursor="nonsense")
+
+    async def test_stats_count_lanes_and_running_jobs(self, table, make_response):
+        for i in range(3):
+            await table.submit(f"s{i}")
+        await table.submit("o", lane="offline")
+        worker = table.worker(max_batch_questions=1)
+        worker.publish({"pid": 7, "tokens_per_s": 100, "load": "loaded", "lanes": "interactive,offline"})
+        turn = worker.claim(7)
+        stats = await table.jobs.stats()
+        assert (stats.lanes["interactive"].queued_jobs, stats.lanes["offline"].queued_jobs) == (2, 1)
+        assert (stats.running_jobs, stats.workers, stats.tokens_per_s) == (1, 1, 100)
+        worker.succeed(turn.lease, turn.jobs[0].id, make_response())
+        assert (await table.jobs.stats()).finished == {"succeeded": 1}
+
+    async def test_a_queue_that_has_emptied_leaves_nothing_behind(self, table, make_response):
+        for i in range(20):
+            await table.submit(f"s{i % 4}", lane=("offline" if i % 2 else None))
+        worker = table.worker(max_batch_questions=3)
+        while (turn := worker.claim(1)).jobs:
+            for job in turn.jobs:
+                worker.succeed(turn.lease, job.id, make_response())
+            worker.free(turn.lease, "back")
+        kept = {"job", "res", "gone", "jobs", "finished", "load", "wake"}
+        names = {name.removeprefix(table.key("job")[:-4]).split(":")[0] for name in table.redis.keys("*")}
+        assert names <= kept
+        assert all(value == "0" for lane in ("interactive", "offline")
+                   for value in table.redis.hgetall(table.key("load", lane)).values())
