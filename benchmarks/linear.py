@@ -1,6 +1,6 @@
 """The linear layers' kernels on the GPU: parity first, then one layer's time beside fla's gated delta rule.
 
-    python -m benchmarks.linear [--rows 250,5270] [--out FOLDER]
+    python benchmarks/linear.py [--rows 250,5270] [--out FOLDER]
 
 Geometry: the 27B (16 key heads, 48 value heads, 128 x 128 states). A row's first segment is the state, unless
 the state is cached. Times are medians of replays of one CUDA graph; `eager` is the wall time without one.
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from ceilings import Geometry, copy_tb_s, delta_rule_ms, in_graph, repeats_for, timed_ms
 
-from benchmarks.ceilings import Geometry, copy_tb_s, delta_rule_ms, in_graph, repeats_for, timed_ms
 from d3serve.kernels import fused, reference
 from d3serve.kernels.convolution import gdn_prepare
 from d3serve.kernels.gated_delta import gated_delta_rule

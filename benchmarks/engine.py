@@ -1,0 +1,284 @@
+"""The engine against its floors and against transformers, on the same GPU in one run.
+
+    python benchmarks/engine.py --out DIR [--rows SUBSTRING ...] [--no-peers] [--tiny]
+
+Random BF16 weights at the 27B geometry, made on the device. Parity is checked first: an engine that is wrong gets
+no speed. Engine time is token ids in, probabilities out, host work included. A row's floor is the sum of
+its parts measured in this run at the row's own token counts (`ceilings.py`).
+"""
+
+import argparse
+import dataclasses
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import ceilings
+import numpy as np
+import parity
+import torch
+from engine_rows import ROWS, Row
+from peers import Peer
+
+from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
+from d3serve.model.config import CODES, DecisionConfig, Geometry
+from d3serve.model.engine import MLP_ROWS, DecisionEngine, PreparedJob
+from d3serve.model.random_weights import random_weights
+from d3serve.model.state_cache import StateCache
+from d3serve.model.weights import FullAttention, Weights
+from d3serve.schemas import ChoiceQuestion, ModelInfo, Question
+
+GEOMETRY_27B = Geometry(
+    vocab_size=248_320, hidden=5120, ffn=17_408,
+    layer_types=(("linear_attention",) * 3 + ("full_attention",)) * 16,
+    heads=24, kv_heads=4, head_dim=256, rotary_dim=64, rope_theta=10_000_000.0,
+    linear_key_heads=16, linear_value_heads=48, linear_key_dim=128, linear_value_dim=128,
+    conv_width=4, eps=1e-6, max_positions=262_144,
+)  # fmt: skip
+GEOMETRY_TINY = dataclasses.replace(
+    GEOMETRY_27B, vocab_size=1024, hidden=256, ffn=512, heads=6, kv_heads=1, head_dim=64, rotary_dim=16,
+    linear_key_heads=2, linear_value_heads=6, linear_key_dim=64, linear_value_dim=64,
+    layer_types=(("linear_attention",) * 2 + ("full_attention",)) * 2,
+)  # fmt: skip
+QUESTION: Question = ChoiceQuestion(type="choice", criteria={str(i): None for i in range(parity.OPTIONS)})
+
+
+class Bench:
+    """One set of weights, the engine and the peer on it, and the measurements."""
+
+    def __init__(self, geometry: Geometry, device: torch.device, dtype: torch.dtype) -> None:
+        """Draw the weights on the device."""
+        self.geometry, self.device, self.dtype = geometry, device, dtype
+        self.weights, tensors = random_weights(geometry, device, dtype)
+        self.peer = Peer(geometry, tensors, self.weights.readout)
+        self._random = np.random.default_rng(0)
+
+    def engine(self, *, rows: int, slots: int) -> DecisionEngine:
+        """An engine whose pools hold `rows` keys and `slots` states."""
+        g = self.geometry
+        cache = StateCache(
+            rows=rows, slots=slots, row_bytes=row_bytes(g, self.dtype), slot_bytes=slot_bytes(g, self.dtype)
+        )
+        pools = Pools.allocate(g, rows=rows, slots=slots, device=self.device, dtype=self.dtype)
+        codes = tuple(map(str, range(CODES)))
+        config = DecisionConfig("prefix_bidir", 1.0, codes, tuple(range(CODES)), None, None, None, ())
+        info = ModelInfo(
+            name="random", attention_mode="prefix_bidir", validated_length=g.max_positions,
+            max_length=g.max_positions, dtype=str(self.dtype), device=str(self.device),
+        )  # fmt: skip
+        return DecisionEngine(
+            info=info, identity="random", config=config, tokenizer=cast(Any, None),
+            backbone=Backbone(g, self.weights, pools, mlp_rows=MLP_ROWS), cache=cache,
+        )  # fmt: skip
+
+    def tokens(self, length: int) -> np.ndarray:
+        """Random token ids."""
+        return self._random.integers(0, self.geometry.vocab_size, length)
+
+    def jobs(self, row: Row) -> list[PreparedJob]:
+        """The jobs of a row, over fresh states."""
+        return [
+            PreparedJob(
+                self._random.bytes(16).hex(),
+                self.tokens(row.state),
+                {f"q{i}": QUESTION for i in range(row.questions)},
+                tuple(self.tokens(row.question) for _ in range(row.questions)),
+            )
+            for _ in range(row.jobs)
+        ]
+
+    def on_device(self, ids: np.ndarray) -> torch.Tensor:
+        """Token ids as a tensor."""
+        return torch.from_numpy(ids).to(self.device)
+
+
+def answers(engine: DecisionEngine, jobs: Sequence[PreparedJob]) -> torch.Tensor:
+    """Probabilities [questions, options] of all jobs."""
+    decided = engine.decide(jobs)
+    return torch.tensor(
+        [list(cast(Any, answer).probabilities.values()) for job in decided for answer in job.answers.values()]
+    )
+
+
+def forget_all(engine: DecisionEngine) -> None:
+    """Empty the state cache."""
+    for key in engine.cached_state_keys():
+        engine.cache.forget(key)
+
+
+def engine_ms(bench: Bench, engine: DecisionEngine, row: Row, repeats: int) -> float:
+    """Median time of a turn, from token ids to probabilities on the host."""
+    jobs = bench.jobs(row)
+    times = []
+    for attempt in range(repeats + 2):
+        if not row.cached:
+            forget_all(engine)
+        synchronize(bench.device)
+        began = time.perf_counter()
+        engine.decide(jobs)
+        times.append((time.perf_counter() - began) * 1000)
+        if attempt == 1:
+            times.clear()  # compilation, capture and, for a cached row, the state
+    return median(times)
+
+
+def peer_ms(bench: Bench, row: Row, run: Callable[[torch.Tensor, list[torch.Tensor]], object]) -> float:
+    """Median time of transformers on the first job of the row."""
+    state = bench.on_device(bench.tokens(row.state))
+    questions = [bench.on_device(bench.tokens(row.question)) for _ in range(row.questions)]
+    times = []
+    for _ in range(2 if row.state > 10_000 else 4):
+        synchronize(bench.device)
+        began = time.perf_counter()
+        run(state, questions)
+        synchronize(bench.device)
+        times.append((time.perf_counter() - began) * 1000)
+    return median(times[1:])
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device, if it is one that works on its own."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def floor_ms(row: Row, weights: Weights, shapes: ceilings.Geometry) -> dict[str, float]:
+    """The parts of a row's floor, and their sum."""
+    matrices = [m for layer in weights.layers for m in matrices_of(layer)]
+    states = 0.0 if row.cached else row.jobs * ceilings.attention_ms(shapes, row.state, row.state)
+    rows, keys = row.questions * row.question, row.state + row.question
+    attention = states + row.jobs * ceilings.attention_ms(shapes, rows, keys)
+    parts = {
+        "gemm": ceilings.gemms_ms(matrices, row.tokens),
+        "attention": shapes.full_layers * attention,
+        "delta": shapes.linear_layers * ceilings.delta_rule_ms(shapes, row.segments),
+    }
+    return {**parts, "floor": sum(parts.values())}
+
+
+def matrices_of(layer: Any) -> list[torch.Tensor]:
+    """The matrices that one layer multiplies with."""
+    first = layer.mixer.qkv if isinstance(layer.mixer, FullAttention) else layer.mixer.inputs
+    return [first, layer.mixer.out, layer.gate_up, layer.down]
+
+
+def check(bench: Bench) -> list[str]:
+    """Parity lines; raises SystemExit when the engine is wrong."""
+    engine = bench.engine(rows=8192, slots=16)
+    (job,) = bench.jobs(Row("parity", 150, 6, 100))
+    ours = answers(engine, [job])
+    found = parity.compare(bench.peer, bench.on_device(job.state), [bench.on_device(b) for b in job.blocks], ours)
+    cached = answers(engine, [job])
+    forget_all(engine)
+    company = answers(engine, [job, *bench.jobs(Row("company", 150, 8, 60, jobs=7))])[: len(ours)]
+    lines = [
+        f"max |dp| against FP32: ours {found.ours:.5f}, transformers BF16 {found.peer:.5f}; "
+        f"decisions changed {found.changed} of {found.questions}; spread {float(ours.std()):.3f}",
+        f"cached against read: max |dp| {float((cached - ours).abs().max()):.5f}",
+        f"alone against company: max |dp| {float((company - ours).abs().max()):.5f}",
+    ]
+    drift = max(float((cached - ours).abs().max()), float((company - ours).abs().max()))
+    if not found.holds or drift > found.bound:
+        raise SystemExit("parity does not hold, so nothing is timed:\n" + "\n".join(lines))
+    return lines
+
+
+def long_state_check(bench: Bench, engine: DecisionEngine, row: Row) -> str:
+    """Cached against uncached decisions of one long row."""
+    forget_all(engine)
+    jobs = bench.jobs(row)
+    first, second = answers(engine, jobs), answers(engine, jobs)
+    changed = parity.changed_decisions(second, first)
+    flipped = int((first.argmax(-1) != second.argmax(-1)).sum())
+    return (
+        f"{row.state} x {row.questions}: cached against uncached max |dp| {float((first - second).abs().max()):.5f}, "
+        f"decisions changed {changed} beyond a margin of {parity.MARGIN} ({flipped} in all)"
+    )
+
+
+def measure(bench: Bench, row: Row, *, peers: bool, shapes: ceilings.Geometry | None) -> dict[str, Any]:
+    """One row: ours, the floor's parts, the peers."""
+    total = row.jobs * row.state + row.question_tokens
+    engine = bench.engine(rows=total + 64, slots=row.jobs + 1)
+    on_gpu = bench.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    result: dict[str, Any] = {"row": row.name, "tokens": row.tokens, "questions": row.jobs * row.questions}
+    result["ours_ms"] = engine_ms(bench, engine, row, ceilings.repeats_for(row.tokens))
+    if on_gpu:
+        result["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    if row.state > 10_000 and not row.cached:
+        result["long_state"] = long_state_check(bench, engine, row)
+    del engine
+    if on_gpu:
+        torch.cuda.empty_cache()
+    if shapes:
+        result |= floor_ms(row, bench.weights, shapes)
+    if peers and row.jobs == 1 and not row.cached:
+        result["state_once_ms"] = peer_ms(bench, row, bench.peer.state_once)
+        if row.state < 10_000:
+            result["one_by_one_ms"] = peer_ms(bench, row, bench.peer.whole_prompts)
+            result["one_batch_ms"] = peer_ms(bench, row, bench.peer.whole_prompts_batched)
+    return result
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """The results as markdown."""
+    head = "| request | ours ms | floor ms (gemm + attention + delta) | ours ÷ floor | transformers, best ms | ÷ ours | peak GB |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for r in results:
+        peers = [r[name] for name in ("state_once_ms", "one_by_one_ms", "one_batch_ms") if name in r]
+        floor = (
+            f"{r['floor']:.1f} ({r['gemm']:.1f} + {r['attention']:.1f} + {r['delta']:.1f}) | {r['ours_ms'] / r['floor']:.2f}"
+            if "floor" in r
+            else "– | –"
+        )
+        best = f"{min(peers):.0f} | {min(peers) / r['ours_ms']:.1f}" if peers else "– | –"
+        lines.append(f"| {r['row']} | {r['ours_ms']:.1f} | {floor} | {best} | {r.get('peak_gb', 0):.1f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Check, measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--rows", nargs="*", default=None, help="only rows whose name contains one of these")
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--no-floors", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="a small geometry, to try the script itself")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu = device.type == "cuda"
+    bench = Bench(
+        GEOMETRY_TINY if options.tiny else GEOMETRY_27B, device, torch.bfloat16 if on_gpu else torch.float32
+    )
+    shapes = ceilings.Geometry() if on_gpu and not options.no_floors and not options.tiny else None
+    report: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if on_gpu else platform.processor(),
+        "torch": torch.__version__,
+        "parity": check(bench),
+    }
+    print("\n".join(report["parity"]), flush=True)
+    if shapes:
+        report["copy_tb_s"] = ceilings.copy_tb_s()
+        print(f"device copy {report['copy_tb_s']:.2f} TB/s", flush=True)
+    results: list[dict[str, Any]] = report.setdefault("rows", [])
+    for row in ROWS:
+        if options.rows and not any(part in row.name for part in options.rows):
+            continue
+        results.append(measure(bench, row, peers=not options.no_peers, shapes=shapes))
+        print(json.dumps(results[-1]), flush=True)
+        if options.out:
+            options.out.mkdir(parents=True, exist_ok=True)
+            (options.out / "engine.json").write_text(json.dumps(report, indent=1))
+    print(table(results))
+    if options.out:
+        (options.out / "engine.md").write_text(table(results) + "\n")
+
+
+if __name__ == "__main__":
+    main()

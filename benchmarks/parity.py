@@ -1,0 +1,76 @@
+"""Is the engine right at this geometry? Asked before anything is timed; a wrong engine has no speed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from peers import Peer
+from torch import Tensor
+
+NOISE = 1e-4  # FP32 against FP32 differs by less than this; only BF16 needs the peer's own error as a yardstick
+MARGIN = 0.02  # decisions must agree wherever the reference prefers one option by more than this
+OPTIONS = 8
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Largest differences of probabilities against an FP32 reference, and decisions that changed."""
+
+    ours: float
+    peer: float
+    changed: int
+    questions: int
+
+    @property
+    def bound(self) -> float:
+        """What a difference may be: twice transformers' own error."""
+        return max(2 * self.peer, NOISE)
+
+    @property
+    def holds(self) -> bool:
+        """Whether we are within the bound and no decision changed beyond the margin."""
+        return self.ours <= self.bound and self.changed == 0
+
+
+def compare(peer: Peer, state: Tensor, questions: Sequence[Tensor], ours: Tensor) -> Parity:
+    """Our probabilities [N, OPTIONS] and transformers' BF16 ones, both against FP32 layer by layer."""
+    reference = probabilities(reference_logits(peer, state, questions))
+    theirs = probabilities(peer.whole_prompts(state, questions))
+    return Parity(
+        ours=float((ours - reference).abs().max()),
+        peer=float((theirs - reference).abs().max()),
+        changed=changed_decisions(ours, reference),
+        questions=len(questions),
+    )
+
+
+def probabilities(logits: Tensor) -> Tensor:
+    """Softmax over the first options, FP32 on the host."""
+    return logits[:, :OPTIONS].float().softmax(-1).cpu()
+
+
+def changed_decisions(ours: Tensor, reference: Tensor) -> int:
+    """How many rows prefer another option although the reference's margin exceeds 0.02."""
+    best = reference.topk(2, dim=-1).values
+    clear = best[:, 0] - best[:, 1] > MARGIN
+    return int(((ours.argmax(-1) != reference.argmax(-1)) & clear).sum())
+
+
+@torch.inference_mode()
+def reference_logits(peer: Peer, state: Tensor, questions: Sequence[Tensor]) -> Tensor:
+    """transformers' layers in FP32, one layer's weights widened at a time: 27B in FP32 would not fit."""
+    peer.state_tokens = len(state)
+    model = peer.model
+    rows = []
+    for question in questions:
+        tokens = torch.cat((state, question))[None]
+        hidden = model.embed_tokens(tokens).float()
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(3, 1, -1)
+        rotary = model.rotary_emb(hidden, positions)
+        for layer in model.layers:
+            wide = {name: value.float() for name, value in layer.named_parameters()}
+            hidden = torch.func.functional_call(
+                layer, wide, (hidden,), {"position_embeddings": rotary, "attention_mask": None}
+            )
+        rows.append(model.norm(hidden)[:, -1])
+    return torch.cat(rows) @ peer.readout.T
