@@ -129,13 +129,14 @@ def attention_ms(geometry: Geometry, rows: int, keys: int) -> float:
 
 
 def delta_rule_ms(geometry: Geometry, lengths: Sequence[int]) -> float:
-    """fla's chunked gated delta rule over packed segments with FP32 initial states, one layer, in a graph."""
+    """Fla's chunked gated delta rule over packed segments with FP32 initial states, one layer, in a graph."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # only on a GPU machine
 
     tokens = sum(lengths)
     shape = {"device": "cuda", "dtype": torch.bfloat16}
     query, key = (
-        F.normalize(torch.randn(1, tokens, geometry.key_heads, geometry.delta_dim, **shape), dim=-1) for _ in "qk"
+        F.normalize(torch.randn(1, tokens, geometry.key_heads, geometry.delta_dim, **shape), dim=-1)
+        for _ in "qk"
     )
     value = torch.randn(1, tokens, geometry.value_heads, geometry.delta_dim, **shape)
     decay = -torch.rand(1, tokens, geometry.value_heads, device="cuda")
@@ -147,7 +148,14 @@ def delta_rule_ms(geometry: Geometry, lengths: Sequence[int]) -> float:
 
     def run() -> None:
         chunk_gated_delta_rule(
-            query, key, value, decay, beta, initial_state=initial, output_final_state=True, cu_seqlens=cu_seqlens
+            query,
+            key,
+            value,
+            decay,
+            beta,
+            initial_state=initial,
+            output_final_state=True,
+            cu_seqlens=cu_seqlens,
         )
 
     run()

@@ -71,7 +71,7 @@ class Bench:
             max_length=g.max_positions, dtype=str(self.dtype), device=str(self.device),
         )  # fmt: skip
         return DecisionEngine(
-            info=info, identity="random", config=config, tokenizer=cast(Any, None),
+            info=info, identity="random", config=config, tokenizer=cast("Any", None),
             backbone=Backbone(g, self.weights, pools, mlp_rows=MLP_ROWS), cache=cache,
         )  # fmt: skip
 
@@ -100,7 +100,11 @@ def answers(engine: DecisionEngine, jobs: Sequence[PreparedJob]) -> torch.Tensor
     """Probabilities [questions, options] of all jobs."""
     decided = engine.decide(jobs)
     return torch.tensor(
-        [list(cast(Any, answer).probabilities.values()) for job in decided for answer in job.answers.values()]
+        [
+            list(cast("Any", answer).probabilities.values())
+            for job in decided
+            for answer in job.answers.values()
+        ]
     )
 
 
@@ -171,7 +175,9 @@ def check(bench: Bench) -> list[str]:
     engine = bench.engine(rows=8192, slots=16)
     (job,) = bench.jobs(Row("parity", 150, 6, 100))
     ours = answers(engine, [job])
-    found = parity.compare(bench.peer, bench.on_device(job.state), [bench.on_device(b) for b in job.blocks], ours)
+    found = parity.compare(
+        bench.peer, bench.on_device(job.state), [bench.on_device(b) for b in job.blocks], ours
+    )
     cached = answers(engine, [job])
     forget_all(engine)
     company = answers(engine, [job, *bench.jobs(Row("company", 150, 8, 60, jobs=7))])[: len(ours)]
@@ -226,20 +232,30 @@ def measure(bench: Bench, row: Row, *, peers: bool, shapes: ceilings.Geometry | 
     return result
 
 
+HEAD = (
+    "request", "ours ms", "floor ms (gemm + attention + delta)", "ours ÷ floor",
+    "transformers, best ms", "÷ ours", "peak GB",
+)  # fmt: skip
+
+
 def table(results: Sequence[dict[str, Any]]) -> str:
     """The results as markdown."""
-    head = "| request | ours ms | floor ms (gemm + attention + delta) | ours ÷ floor | transformers, best ms | ÷ ours | peak GB |"
-    lines = [head, "|---|---|---|---|---|---|---|"]
-    for r in results:
-        peers = [r[name] for name in ("state_once_ms", "one_by_one_ms", "one_batch_ms") if name in r]
-        floor = (
-            f"{r['floor']:.1f} ({r['gemm']:.1f} + {r['attention']:.1f} + {r['delta']:.1f}) | {r['ours_ms'] / r['floor']:.2f}"
-            if "floor" in r
-            else "– | –"
-        )
-        best = f"{min(peers):.0f} | {min(peers) / r['ours_ms']:.1f}" if peers else "– | –"
-        lines.append(f"| {r['row']} | {r['ours_ms']:.1f} | {floor} | {best} | {r.get('peak_gb', 0):.1f} |")
-    return "\n".join(lines)
+    return "\n".join(map(_line, (HEAD, ["---"] * len(HEAD), *map(_cells, results))))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cells(r: dict[str, Any]) -> list[str]:
+    ours = r["ours_ms"]
+    floor, ratio, best, gain = "–", "–", "–", "–"
+    if "floor" in r:
+        floor = f"{r['floor']:.1f} ({r['gemm']:.1f} + {r['attention']:.1f} + {r['delta']:.1f})"
+        ratio = f"{ours / r['floor']:.2f}"
+    if peers := [r[name] for name in ("state_once_ms", "one_by_one_ms", "one_batch_ms") if name in r]:
+        best, gain = f"{min(peers):.0f}", f"{min(peers) / ours:.1f}"
+    return [r["row"], f"{ours:.1f}", floor, ratio, best, gain, f"{r.get('peak_gb', 0):.1f}"]
 
 
 def main() -> None:

@@ -7,7 +7,9 @@ import torch
 from peers import Peer
 from torch import Tensor
 
-NOISE = 1e-4  # FP32 against FP32 differs by less than this; only BF16 needs the peer's own error as a yardstick
+NOISE = (
+    1e-4  # FP32 against FP32 differs by less than this; only BF16 needs the peer's own error as a yardstick
+)
 MARGIN = 0.02  # decisions must agree wherever the reference prefers one option by more than this
 OPTIONS = 8
 
@@ -58,7 +60,7 @@ def changed_decisions(ours: Tensor, reference: Tensor) -> int:
 
 @torch.inference_mode()
 def reference_logits(peer: Peer, state: Tensor, questions: Sequence[Tensor]) -> Tensor:
-    """transformers' layers in FP32, one layer's weights widened at a time: 27B in FP32 would not fit."""
+    """Transformers' layers in FP32, one layer's weights widened at a time: 27B in FP32 would not fit."""
     peer.state_tokens = len(state)
     model = peer.model
     rows = []

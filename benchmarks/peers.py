@@ -34,7 +34,7 @@ class Peer:
         self.model.eval()
 
     def _attend(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, **kwargs: Any
+        self, _module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, None]:
         """Rows of the state see the state, rows of a question see all that is there."""
         cut = self.state_tokens

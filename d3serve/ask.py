@@ -77,7 +77,9 @@ def ask(url: str, body: Mapping[str, Any], *, api_key: str | None, console: Cons
             job = _checked(client.post("/v1/jobs", json={"model": "jev-latest", **body}))
             with console.status("queued") as line:
                 while not job["done"]:
-                    job = _checked(client.get(f"/v1/jobs/{job['id']}", params={"wait": WAIT_S, "include": "result"}))
+                    job = _checked(
+                        client.get(f"/v1/jobs/{job['id']}", params={"wait": WAIT_S, "include": "result"})
+                    )
                     line.update(job["status"])
             return _checked(client.get(f"/v1/jobs/{job['id']}", params={"include": "result"}))
     except httpx.TransportError as error:

@@ -1,17 +1,16 @@
 """The `d3serve` command. Rooms are imported inside the command that needs them: `ask` never loads torch."""
 
-import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.console import Console
 
-from d3serve import __version__, ask as asking, supervisor
+from d3serve import ask as asking
+from d3serve import supervisor
 from d3serve.errors import D3ServeError
+from d3serve.local import running
 from d3serve.settings import Settings
 
 app = typer.Typer(
@@ -22,7 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console(stderr=True)
-READY_TIMEOUT_S = 1800.0  # a 52 GB checkpoint from a cold disk takes minutes
 
 Model = Annotated[str | None, typer.Option(help="Local folder or Hub id of the checkpoint.")]
 Revision = Annotated[str | None, typer.Option(help="Hub revision of the checkpoint.")]
@@ -49,7 +47,7 @@ def up(
 ) -> None:
     """Run all of it: the broker (unless --redis-url), the API and one worker, in one process tree."""
     settings = _settings(locals())
-    with _running(settings) as (tree, url):
+    with running(settings) as (tree, url):
         console.print(f"d3serve is ready: [bold]{url}[/bold]")
         raise typer.Exit(tree.run())
 
@@ -124,7 +122,7 @@ def ask(
 def demo(model: Model = None, data_dir: DataDir = None) -> None:
     """Start everything on a free port, post one real job over HTTP, print its answers, stop."""
     settings = Settings.load(model=model, data_dir=data_dir, port=0)
-    with _running(settings) as (_, url):
+    with running(settings) as (_, url):
         console.print(f"broker, API and worker are up at [bold]{url}[/bold]; POST {url}/v1/jobs:")
         console.print_json(data=DEMO_REQUEST)
         job = asking.ask(url, DEMO_REQUEST, api_key=None, console=console)

@@ -110,9 +110,7 @@ class ErrorAnswer(Wire):
     error: QuestionError
 
 
-Answer = Annotated[
-    ChoiceAnswer | NoulAnswer | ScoreAnswer | ErrorAnswer, Field(discriminator="type")
-]
+Answer = Annotated[ChoiceAnswer | NoulAnswer | ScoreAnswer | ErrorAnswer, Field(discriminator="type")]
 
 
 class Usage(Wire):
@@ -202,7 +200,8 @@ class JobError(Wire):
 
 class JobResource(BaseModel):
     """The job as a client sees it. Never holds `model` and `usage` at its top level: an SDK that finds
-    both takes the body for an answer with nothing in it."""
+    both takes the body for an answer with nothing in it.
+    """
 
     id: str
     object: Literal["decision.job"] = "decision.job"

@@ -27,11 +27,17 @@ class ProcessTree:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
 
-    def start(self, name: str, argv: Sequence[str], env: dict[str, str], pass_fds: Sequence[int] = ()) -> None:
+    def start(
+        self, name: str, argv: Sequence[str], env: dict[str, str], pass_fds: Sequence[int] = ()
+    ) -> None:
         """Start `python -m d3serve <argv>` with `env` over the present environment."""
         command = [sys.executable, "-m", "d3serve", *argv, "--exit-with-parent"]
         self._children[name] = subprocess.Popen(  # noqa: S603 - our own module, no shell
-            command, env={**os.environ, **env}, stdin=subprocess.PIPE, pass_fds=pass_fds, start_new_session=True
+            command,
+            env={**os.environ, **env},
+            stdin=subprocess.PIPE,
+            pass_fds=pass_fds,
+            start_new_session=True,
         )
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
@@ -44,7 +50,9 @@ class ProcessTree:
         while not ready():
             ended = self.ended()
             if ended:
-                raise StartupError(f"the {ended} process ended with exit code {self._children[ended].returncode}")
+                raise StartupError(
+                    f"the {ended} process ended with exit code {self._children[ended].returncode}"
+                )
             if time.monotonic() > deadline:
                 raise StartupError(f"{what} did not come up within {timeout_s:g} s")
             if self._stopping.wait(0.05):

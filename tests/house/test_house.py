@@ -61,7 +61,11 @@ def breaches(room: str) -> list[str]:
             if module.split(".")[0] in banned:
                 found.append(f"{name} imports {module}")
             shared = ".".join(module.split(".")[:2])
-            if room == "model" and ours == "d3serve" and shared not in SHARED_FOR_MODEL | {"d3serve.__version__"}:
+            if (
+                room == "model"
+                and ours == "d3serve"
+                and shared not in SHARED_FOR_MODEL | {"d3serve.__version__"}
+            ):
                 found.append(f"{name} imports {module}")
     return found
 
@@ -171,7 +175,9 @@ def test_an_unknown_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         Settings.load()
 
 
-def test_settings_survive_the_trip_to_a_child_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_survive_the_trip_to_a_child_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from d3serve.settings import Settings
 
     first = Settings.load(port=0, data_dir=tmp_path, lanes=("offline",), state_cache_bytes=7, model="a b")
