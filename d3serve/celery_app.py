@@ -56,7 +56,10 @@ def celery_config(settings: Settings) -> dict[str, Any]:
         # Early: a late ack would be redelivered after the visibility timeout, while the turn still runs.
         "task_acks_late": False,
         "task_time_limit": settings.turn_limit_s,
-        "task_queues": [Queue(name, routing_key=name) for name in queues.values()],
+        "task_queues": [
+            Queue(name, routing_key=name)  # type: ignore[no-untyped-call] # kombu has no types
+            for name in queues.values()
+        ],
         "task_default_queue": queues["interactive"],
         "task_publish_retry_policy": {"max_retries": 1, "interval_start": 0},
         # The only pool in which ping, time limits, cold shutdown and restarts all work while the GPU is busy;

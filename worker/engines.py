@@ -1,0 +1,91 @@
+"""What a worker needs of an engine, and how it gets one: the real model, or a fake of known speed."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from d3serve.schemas import Answer, ModelInfo, Question, Usage
+from d3serve.settings import Settings
+
+FAKE_SCHEME = "fake:"
+
+
+class Prepared(Protocol):
+    """One job, tokenized; opaque but for these."""
+
+    @property
+    def state_key(self) -> str:
+        """What two jobs share when they share a state."""
+        ...
+
+    @property
+    def state_tokens(self) -> int:
+        """Tokens of the state block."""
+        ...
+
+    @property
+    def input_tokens(self) -> int:
+        """Tokens of all whole prompts."""
+        ...
+
+    @property
+    def questions(self) -> int:
+        """How many questions."""
+        ...
+
+
+class Decided(Protocol):
+    """One job, answered."""
+
+    @property
+    def answers(self) -> Mapping[str, Answer]:
+        """Answers by question id."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """What it cost."""
+        ...
+
+
+class Engine(Protocol):
+    """Turns states and questions into answers; one per process, used by one thread."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is served."""
+        ...
+
+    def prepare(
+        self, state: Any, questions: Mapping[str, Question], *, salt: str = "", max_tokens: int | None = None
+    ) -> Prepared:
+        """Tokenize a job on the CPU; raises MaxTokensExceeded or InvalidQuestion, `field` naming the question."""
+        ...
+
+    def decide(self, jobs: Sequence[Any]) -> Sequence[Decided]:
+        """Answer jobs in one pass; raises InvalidModelOutput, OutOfDeviceMemory or DeviceError."""
+        ...
+
+    def cached_state_keys(self) -> Collection[str]:
+        """States that the next pass need not read again."""
+        ...
+
+
+def load_engine(settings: Settings) -> Engine:
+    """Load what `settings.model` names; minutes for a large checkpoint. The only place where torch comes in.
+
+    Raises:
+        InvalidCheckpoint: the checkpoint is not one that we know how to serve.
+    """
+    if settings.model.startswith(FAKE_SCHEME):
+        from d3serve.worker.fake_engine import FakeEngine  # noqa: PLC0415 # not in a production process
+
+        return FakeEngine.load(settings.model)
+    from d3serve.model.engine import DecisionEngine  # noqa: PLC0415 # brings torch into this process
+
+    return DecisionEngine.load(
+        settings.model,
+        revision=settings.revision,
+        device=settings.device,
+        dtype=settings.dtype,
+        state_cache_bytes=settings.state_cache_bytes,
+    )

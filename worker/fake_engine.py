@@ -1,0 +1,221 @@
+"""An engine of known speed and repeatable answers, for benchmarks, demonstrations and fault tests.
+
+Model string: `fake:?state_ms=100&question_ms=10&cache=64&load_s=0&trace=/path&faults=1`. A pass sleeps
+`state_ms` for each state it has to read and `question_ms` for each question. With `faults=1`, a state that
+holds `fake:kill`, `fake:memory-error`, `fake:oom`, `fake:device-error`, `fake:nan`, `fake:crash` or
+`fake:sleep=<seconds>` makes the pass do that. `trace` names a file that gets one JSON line for each pass.
+"""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qsl
+
+from d3serve.errors import (
+    DeviceError,
+    InvalidCheckpoint,
+    InvalidModelOutput,
+    MaxTokensExceeded,
+    OutOfDeviceMemory,
+)
+from d3serve.schemas import (
+    Answer,
+    ChoiceAnswer,
+    ChoiceQuestion,
+    ModelInfo,
+    NoulAnswer,
+    NoulQuestion,
+    Question,
+    ScoreAnswer,
+    Usage,
+)
+from d3serve.store.encode import estimate_tokens, to_json
+
+FAULT = re.compile(r"fake:(kill|memory-error|oom|device-error|nan|crash|sleep=([0-9.]+))")
+
+
+@dataclass(frozen=True)
+class FakeOptions:
+    """What the model string sets."""
+
+    name: str = "fake"
+    state_ms: float = 0
+    question_ms: float = 0
+    cache: int = 64
+    load_s: float = 0
+    load_error: str = ""
+    faults: int = 0
+    trace: str = ""
+    max_length: int = 131_072
+
+
+@dataclass(frozen=True)
+class FakePrepared:
+    """A job as the fake engine holds it."""
+
+    state_key: str
+    state_tokens: int
+    input_tokens: int
+    state: str
+    asked: Mapping[str, Question]
+
+    @property
+    def questions(self) -> int:
+        """How many questions."""
+        return len(self.asked)
+
+
+@dataclass(frozen=True)
+class FakeDecided:
+    """A job that the fake engine has answered."""
+
+    answers: dict[str, Answer]
+    usage: Usage
+
+
+class FakeEngine:
+    """Answers come from a hash of state and question, so they do not depend on company or order."""
+
+    def __init__(self, options: FakeOptions) -> None:
+        self._options = options
+        self._cache: OrderedDict[str, None] = OrderedDict()
+        self.info = ModelInfo(
+            name=options.name, attention_mode="fake", validated_length=32_768, max_length=options.max_length,
+            dtype="float64", device="cpu",
+        )  # fmt: skip
+
+    @classmethod
+    def load(cls, model: str) -> Self:
+        """Parse the model string.
+
+        Raises:
+            InvalidCheckpoint: an unknown option, or as `load_error` asks.
+        """
+        given = dict(parse_qsl(model.partition("?")[2], strict_parsing="?" in model))
+        kinds = {name: type(value) for name, value in asdict(FakeOptions()).items()}
+        if unknown := given.keys() - kinds.keys():
+            raise InvalidCheckpoint(f"the fake engine has no option {min(unknown)}")
+        options = FakeOptions(**{name: kinds[name](value) for name, value in given.items()})
+        time.sleep(options.load_s)
+        if options.load_error == "checkpoint":
+            raise InvalidCheckpoint("the fake checkpoint is broken, as asked")
+        if options.load_error:
+            raise OSError("the fake checkpoint cannot be read, as asked")
+        return cls(options)
+
+    def cached_state_keys(self) -> frozenset[str]:
+        """States that the next pass need not read again."""
+        return frozenset(self._cache)
+
+    def prepare(
+        self, state: Any, questions: Mapping[str, Question], *, salt: str = "", max_tokens: int | None = None
+    ) -> FakePrepared:
+        """Count tokens by length.
+
+        Raises:
+            MaxTokensExceeded: `field` names the question.
+        """
+        text = to_json(state)
+        state_tokens, total = estimate_tokens(text), 0
+        limit = min(max_tokens or self._options.max_length, self._options.max_length)
+        for name, question in questions.items():
+            length = state_tokens + estimate_tokens(question.model_dump_json())
+            if length > limit:
+                raise MaxTokensExceeded(
+                    f"question {name!r} needs {length} tokens, {limit} are allowed", field=f"questions.{name}"
+                )
+            total += length
+        key = hashlib.sha256(f"{salt}\0{text}".encode()).hexdigest()
+        return FakePrepared(key, state_tokens, total, text, dict(questions))
+
+    def decide(self, jobs: Sequence[FakePrepared]) -> list[FakeDecided]:
+        """Sleep as long as a pass would take, then answer."""
+        if self._options.faults:
+            for job in jobs:
+                _misbehave(job.state)
+        fresh = list(dict.fromkeys(job.state_key for job in jobs if job.state_key not in self._cache))
+        began = time.time()
+        questions = sum(job.questions for job in jobs)
+        time.sleep((len(fresh) * self._options.state_ms + questions * self._options.question_ms) / 1000)
+        self._trace(jobs, fresh, began)
+        unread, decided = set(fresh), []
+        for job in jobs:
+            decided.append(_answer(job, cached=job.state_key not in unread))
+            unread.discard(job.state_key)
+            self._remember(job.state_key)
+        return decided
+
+    def _remember(self, key: str) -> None:
+        self._cache[key] = None
+        self._cache.move_to_end(key)
+        while len(self._cache) > self._options.cache:
+            self._cache.popitem(last=False)
+
+    def _trace(self, jobs: Sequence[FakePrepared], fresh: list[str], began: float) -> None:
+        if not self._options.trace:
+            return
+        states = sorted({job.state_key for job in jobs})
+        line = {"pid": os.getpid(), "began": began, "ended": time.time(), "states": states, "fresh": fresh}
+        with Path(self._options.trace).open("a") as trace:
+            trace.write(json.dumps(line) + "\n")
+
+
+def _misbehave(state: str) -> None:
+    """Do what the state asks for."""
+    for fault, seconds in FAULT.findall(state):
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "memory-error":
+            raise MemoryError
+        if fault == "oom":
+            raise OutOfDeviceMemory("the job needs 99 GiB, the device has 1 GiB")
+        if fault == "device-error":
+            raise DeviceError("an illegal memory access was encountered")
+        if fault == "nan":
+            raise InvalidModelOutput("the readout holds NaN")
+        if fault == "crash":
+            raise RuntimeError(state)
+        time.sleep(float(seconds))
+
+
+def _answer(job: FakePrepared, *, cached: bool) -> FakeDecided:
+    answers = {name: _decide(f"{job.state}\0{name}", question) for name, question in job.asked.items()}
+    questions_only = job.input_tokens - job.questions * job.state_tokens
+    usage = Usage(
+        input_tokens=job.input_tokens,
+        computed_tokens=questions_only + (0 if cached else job.state_tokens),
+        state_tokens=job.state_tokens,
+        state_cached=cached,
+        questions=job.questions,
+    )
+    return FakeDecided(answers, usage)
+
+
+def _decide(seed: str, question: Question) -> Answer:
+    if isinstance(question, NoulQuestion):
+        return NoulAnswer(noul=_weights(seed, 2)[0])
+    if isinstance(question, ChoiceQuestion):
+        shares = dict(zip(question.criteria, _weights(seed, len(question.criteria)), strict=True))
+        best = max(shares, key=lambda option: shares[option])
+        return ChoiceAnswer(choice=best, probabilities=shares, confidence=shares[best])
+    levels = _weights(seed, len(question.criteria))
+    return ScoreAnswer(
+        score=sum(level * share for level, share in enumerate(levels)),
+        confidence=max(levels),
+        legend={str(level): str(text) for level, text in enumerate(question.criteria)},
+        probabilities={str(level): share for level, share in enumerate(levels)},
+    )
+
+
+def _weights(seed: str, count: int) -> list[float]:
+    """`count` shares that sum to one, always the same for a seed."""
+    raw = [1 + hashlib.sha256(f"{seed}\0{i}".encode()).digest()[0] for i in range(count)]
+    return [value / sum(raw) for value in raw]

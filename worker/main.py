@@ -1,0 +1,51 @@
+"""A worker: a main process that watches, and one child that holds the model and runs turns."""
+
+import os
+import secrets
+import socket
+import warnings
+
+import structlog
+from celery.platforms import SecurityWarning
+
+from d3serve.celery_app import POOL, make_app, queue_name, require_safe_pool, wake_sender
+from d3serve.logs import configure_logging
+from d3serve.settings import Settings
+from d3serve.store.connect import check_server
+from d3serve.store.turns import TurnStore
+from d3serve.worker.sweeper import EX_SOFTWARE, Sweeper
+
+log = structlog.get_logger(__name__)
+
+
+def worker_main(settings: Settings) -> int:
+    """Run one worker until a signal stops it; the exit code, 70 when the model could not be loaded.
+
+    SIGTERM finishes the running turn first; SIGQUIT gives it 20 s, then gives the jobs back.
+
+    Raises:
+        BrokerUnavailable: Redis does not answer, or may evict keys.
+    """
+    name = f"d3@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+    configure_logging(settings, worker=name)
+    check_server(settings)
+    os.environ.update(settings.to_env())  # the child reads its settings from there
+    warnings.simplefilter("ignore", SecurityWarning)  # root is a risk with pickled messages; ours are JSON
+    app = make_app(settings)
+    require_safe_pool(app)
+    celery = app.Worker(
+        hostname=name, pool_cls=POOL, concurrency=1, queues=[queue_name(lane) for lane in settings.lanes],
+        without_gossip=True, without_mingle=True, without_heartbeat=True, quiet=True, loglevel="WARNING",
+    )  # fmt: skip
+
+    def child_pids() -> set[int]:
+        pool = getattr(celery.pool, "_pool", None)
+        return {child.pid for child in getattr(pool, "_pool", ())}
+
+    sweeper = Sweeper(TurnStore.open(settings, name), settings, wake_sender(settings), child_pids)
+    sweeper.start()
+    try:
+        celery.start()
+    finally:
+        sweeper.finish()
+    return EX_SOFTWARE if sweeper.load_failed else int(celery.exitcode or 0)

@@ -1,0 +1,95 @@
+"""The main process's watch: half a second's rounds that repair what crashes and lost messages leave behind."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+from celery.worker import state as celery_state
+
+from d3serve.celery_app import WakeSender
+from d3serve.errors import StorageUnavailable
+from d3serve.schemas import Lane
+from d3serve.settings import Settings
+from d3serve.store.turns import TurnStore
+
+EVERY_S = 0.5
+ALIVE_EVERY_S = 5.0
+EX_SOFTWARE = 70
+
+log = structlog.get_logger(__name__)
+
+
+class Sweeper(threading.Thread):
+    """Reaps leases, frees those of our own dead child at once, re-sends lost wakes, says that we live."""
+
+    def __init__(
+        self, store: TurnStore, settings: Settings, send_wake: WakeSender, child_pids: Callable[[], set[int]]
+    ) -> None:
+        super().__init__(name="d3serve-sweeper", daemon=True)
+        self._store = store
+        self._settings = settings
+        self._send_wake = send_wake
+        self._child_pids = child_pids
+        self._halt = threading.Event()
+        self._alive_at = 0.0
+        self.load_failed = False
+
+    def run(self) -> None:
+        """Sweep until `finish`; a Redis that is away is waited for."""
+        while not self._halt.wait(EVERY_S):
+            try:
+                self.sweep()
+            except StorageUnavailable as error:
+                log.warning("sweep.storage_away", error=error.message)
+
+    def sweep(self) -> None:
+        """One round."""
+        if time.monotonic() - self._alive_at > ALIVE_EVERY_S:
+            self._say_alive()
+        self._free_orphans()
+        reaped = self._store.reap()
+        if reaped.leases or reaped.ended:
+            log.warning("sweep.reaped", leases=reaped.leases, ended=reaped.ended)
+        self._wake(reaped.wakes)
+        self._check_load()
+
+    def finish(self) -> None:
+        """Stop sweeping, give back what is still leased, and leave the list of the living."""
+        self._halt.set()
+        self.join()
+        try:
+            for lease in self._store.own_leases():
+                self._wake(self._store.free(lease, "back").wakes)
+            self._store.retire()
+        except StorageUnavailable as error:
+            log.warning("sweep.storage_away", error=error.message)
+
+    def _say_alive(self) -> None:
+        self._store.publish(
+            {"host": socket.gethostname(), "pid": os.getpid(), "lanes": ",".join(self._settings.lanes)}
+        )
+        self._alive_at = time.monotonic()
+
+    def _free_orphans(self) -> None:
+        """A dead child cannot renew, but its lease would last a while: end it now."""
+        living = self._child_pids()
+        for lease, pid in self._store.own_leases().items():
+            if pid not in living:
+                stopping = celery_state.should_stop is not None or celery_state.should_terminate is not None
+                freed = self._store.free(lease, "back" if stopping else "lost")
+                log.warning("child.lost", pid=pid, jobs=freed.back, ended=freed.ended)
+                self._wake(freed.wakes)
+
+    def _check_load(self) -> None:
+        load, reason = self._store.published("load", "error")
+        if load == "failed" and not self.load_failed:
+            self.load_failed = True
+            log.error("model.gave_up", reason=reason)
+            celery_state.should_stop = EX_SOFTWARE
+
+    def _wake(self, lanes: Sequence[Lane]) -> None:
+        for lane in lanes:
+            self._send_wake(lane)
