@@ -69,6 +69,7 @@ class Variant:
     """What differs between packages of the family."""
 
     attention_mode: str = "prefix_bidir"
+    layers: tuple[str, ...] = LAYERS
     shards: int = 1
     prefix: str = "language_model."
     tokenizer_class: str = "Qwen2Tokenizer"
@@ -84,13 +85,13 @@ def write_checkpoint(folder: Path, variant: Variant | None = None) -> Path:
     vocab, merges = _vocabulary()
     added = {token: len(vocab) + index for index, token in enumerate((SPECIAL_TOKENS + ADDED_TOKENS).split())}
     codes = list(islice(_codes(), CODES))
-    _write_tokenizer(folder, vocab, merges, added, variant.tokenizer_class)
-    _write_json(folder / "config.json", _config(len(vocab) + len(added), added))
-    _write_json(folder / "decision_config.json", _decision_config(codes, vocab, variant))
-    _write_json(folder / "preprocessor_config.json", {"image_processor_type": "Qwen2VLImageProcessorFast"})
-    _write_json(folder / "video_preprocessor_config.json", {"video_processor_type": "Qwen3VLVideoProcessor"})
+    write_tokenizer(folder, vocab, merges, added, variant.tokenizer_class)
+    write_json(folder / "config.json", _config(len(vocab) + len(added), added, variant.layers))
+    write_json(folder / "decision_config.json", _decision_config(codes, vocab, variant))
+    write_json(folder / "preprocessor_config.json", {"image_processor_type": "Qwen2VLImageProcessorFast"})
+    write_json(folder / "video_preprocessor_config.json", {"video_processor_type": "Qwen3VLVideoProcessor"})
     _write_weights(folder, len(vocab) + len(added), variant)
-    _write_manifest(folder)
+    write_manifest(folder)
     return folder
 
 
@@ -125,13 +126,14 @@ def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
     return vocab, merges
 
 
-def _write_tokenizer(
+def write_tokenizer(
     folder: Path,
     vocab: dict[str, int],
     merges: list[tuple[str, str]],
     added: dict[str, int],
     tokenizer_class: str,
 ) -> None:
+    """Write the tokenizer's files and the chat template; `added` are the control tokens with their ids."""
     entries = {
         str(index): _added_token(token, special=token in SPECIAL_TOKENS.split())
         for token, index in added.items()
@@ -152,7 +154,7 @@ def _write_tokenizer(
         "vocab": vocab,
         "merges": merges,
     }
-    _write_json(
+    write_json(
         folder / "tokenizer.json",
         {
             "version": "1.0",
@@ -166,7 +168,7 @@ def _write_tokenizer(
             "model": model,
         },
     )
-    _write_json(
+    write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": tokenizer_class,
@@ -189,14 +191,14 @@ def _added_token(token: str, *, special: bool) -> dict[str, Any]:
 # --- configuration ---------------------------------------------------------------------------------
 
 
-def _config(vocab_size: int, added: dict[str, int]) -> dict[str, Any]:
+def _config(vocab_size: int, added: dict[str, int], layers: Sequence[str]) -> dict[str, Any]:
     text = {
         "model_type": "qwen3_5_text",
         "vocab_size": vocab_size,
         "hidden_size": HIDDEN,
         "intermediate_size": FFN,
-        "num_hidden_layers": len(LAYERS),
-        "layer_types": [f"{kind}_attention" for kind in LAYERS],
+        "num_hidden_layers": len(layers),
+        "layer_types": [f"{kind}_attention" for kind in layers],
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
@@ -277,9 +279,9 @@ class _Draw:
         return torch.rand(size, generator=self._generator) * (high - low) + low
 
 
-def _backbone(vocab_size: int, draw: _Draw) -> dict[str, Tensor]:
+def _backbone(vocab_size: int, layers: Sequence[str], draw: _Draw) -> dict[str, Tensor]:
     tensors = {"embed_tokens.weight": draw.normal(vocab_size, HIDDEN, std=1.0)}
-    for index, kind in enumerate(LAYERS):
+    for index, kind in enumerate(layers):
         prefix = f"layers.{index}."
         mixer = _full_attention(draw) if kind == "full" else _linear_attention(draw)
         tensors |= {prefix + name: tensor for name, tensor in mixer.items()}
@@ -323,7 +325,9 @@ def _linear_attention(draw: _Draw) -> dict[str, Tensor]:
 
 def _write_weights(folder: Path, vocab_size: int, variant: Variant) -> None:
     draw = _Draw(variant.seed)
-    tensors = {variant.prefix + name: tensor for name, tensor in _backbone(vocab_size, draw).items()}
+    tensors = {
+        variant.prefix + name: tensor for name, tensor in _backbone(vocab_size, variant.layers, draw).items()
+    }
     readout = draw.normal(CODES, HIDDEN, std=3.0 * HIDDEN**-0.5).float()
     if variant.extras:
         tensors["mtp.norm.weight"] = draw.normal(HIDDEN, std=0.1)
@@ -338,7 +342,7 @@ def _write_weights(folder: Path, vocab_size: int, variant: Variant) -> None:
             save_file(part, folder / file, metadata={"format": "pt"})
         weight_map = {name: files[index % variant.shards] for index, name in enumerate(names)}
         total = sum(tensor.nbytes for tensor in tensors.values())
-        _write_json(
+        write_json(
             folder / "model.safetensors.index.json",
             {"metadata": {"total_size": total}, "weight_map": weight_map},
         )
@@ -348,11 +352,12 @@ def _write_weights(folder: Path, vocab_size: int, variant: Variant) -> None:
 # --- manifest --------------------------------------------------------------------------------------
 
 
-def _write_manifest(folder: Path) -> None:
+def write_manifest(folder: Path) -> None:
+    """Write the digests and sizes of every other file of the package."""
     files = sorted(path for path in folder.iterdir() if path.name != "MODEL_MANIFEST.json")
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     weights = "".join(digest for name, digest in digests.items() if name.endswith(".safetensors"))
-    _write_json(
+    write_json(
         folder / "MODEL_MANIFEST.json",
         {
             "schema": "d3-package-manifest/1",
@@ -363,7 +368,8 @@ def _write_manifest(folder: Path) -> None:
     )
 
 
-def _write_json(path: Path, values: dict[str, Any]) -> None:
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Write one JSON object for people to read."""
     path.write_text(json.dumps(values, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
