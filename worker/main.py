@@ -13,6 +13,7 @@ from d3serve.logs import configure_logging
 from d3serve.settings import Settings
 from d3serve.store.connect import check_server
 from d3serve.store.turns import TurnStore
+from d3serve.worker.bootsteps import PoolWatch
 from d3serve.worker.sweeper import EX_SOFTWARE, Sweeper
 
 log = structlog.get_logger(__name__)
@@ -33,6 +34,7 @@ def worker_main(settings: Settings) -> int:
     warnings.simplefilter("ignore", SecurityWarning)  # root is a risk with pickled messages; ours are JSON
     app = make_app(settings)
     require_safe_pool(app)
+    app.steps["worker"].add(PoolWatch)
     celery = app.Worker(
         hostname=name, pool_cls=POOL, concurrency=1, queues=[queue_name(lane) for lane in settings.lanes],
         without_gossip=True, without_mingle=True, without_heartbeat=True, quiet=True, loglevel="WARNING",
