@@ -58,18 +58,20 @@ def _visible(pool: Tensor, segment: Segment) -> Tensor:
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, prefix_length: int, causal: bool, scale: float) -> Tensor:
     T, H, D = q.shape
-    HK = k.shape[1]
-    grouped = q.float().view(T, HK, H // HK, D) * scale
+    S, HK, _ = k.shape
+    k, v = k.permute(1, 2, 0), v.transpose(0, 1)  # [HK, D, S], [HK, S, D]
+    heads = (q.float() * scale).view(T, HK, H // HK, D).permute(1, 2, 0, 3)
     steps = []
     for start in range(0, T, QUERY_ROWS):
-        step = grouped[start : start + QUERY_ROWS]
-        scores = torch.einsum("tkgd,skd->kgts", step, k)
+        step = heads[:, :, start : start + QUERY_ROWS]
+        rows = step.shape[2]
+        scores = (step.reshape(HK, -1, D) @ k).view(HK, -1, rows, S)
         if causal:
-            last_visible = prefix_length + torch.arange(start, start + len(step), device=q.device)
-            hidden = torch.arange(len(k), device=q.device) > last_visible[:, None]
+            last_visible = prefix_length + torch.arange(start, start + rows, device=q.device)
+            hidden = torch.arange(S, device=q.device) > last_visible[:, None]
             scores.masked_fill_(hidden, float("-inf"))
-        steps.append(torch.einsum("kgts,skd->tkgd", scores.softmax(dim=-1), v))
-    return torch.cat(steps).reshape(T, H, D).to(q.dtype)
+        steps.append((scores.softmax(dim=-1).view(HK, -1, S) @ v).view(HK, -1, rows, D))
+    return torch.cat(steps, dim=2).permute(2, 0, 1, 3).reshape(T, H, D).to(q.dtype)
 
 
 def gdn_prepare(

@@ -1,12 +1,11 @@
 """Text to token ids, exactly as the checkpoint's own tokenizer reads it, with where each token ends.
 
 Ids come from the classes of transformers 5.17, whose pre-tokenizer replaces the one written in
-`tokenizer.json`. We keep their Rust tokenizer without its post-processor, because that one may trim
-white space from offsets, and offsets decide where the state block ends.
+`tokenizer.json`. We take the Rust tokenizer out of them: it also tells where each token's text ends, which
+decides where the state block ends.
 """
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -49,8 +48,14 @@ class PromptTokenizer:
     """
 
     def __init__(self, tokenizer: RustTokenizer, special_tokens: SpecialTokens) -> None:
-        self._full = _without(tokenizer, "post_processor")
-        self._plain = _without(tokenizer, "post_processor", "added_tokens")
+        """Take over `tokenizer`, with every added token of the package."""
+        tokenizer.post_processor = None  # it may trim white space from offsets
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._full = tokenizer
+        self._plain = RustTokenizer(tokenizer.model)  # the same merges, and no added tokens at all
+        self._plain.normalizer = tokenizer.normalizer
+        self._plain.pre_tokenizer = tokenizer.pre_tokenizer
         self._special_tokens = special_tokens
         self._opening = self._full.encode(OPENING).ids
         self._closing = self._full.encode(CLOSING).ids
@@ -90,10 +95,9 @@ def load_tokenizer(folder: Path, config: DecisionConfig, special_tokens: Special
     """
     tokenizer = _transformers_tokenizer(folder)
     _check_chat_template(tokenizer)
-    rust = RustTokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    _check_codes(_without(rust, "post_processor"), config)
-    prompt_tokenizer = PromptTokenizer(rust, special_tokens)
-    _check_seams(prompt_tokenizer, rust)
+    prompt_tokenizer = PromptTokenizer(tokenizer.backend_tokenizer, special_tokens)
+    _check_codes(tokenizer.backend_tokenizer, config)
+    _check_seams(prompt_tokenizer, tokenizer.backend_tokenizer)
     return prompt_tokenizer
 
 
@@ -166,11 +170,3 @@ def _check_seams(prompt_tokenizer: PromptTokenizer, tokenizer: RustTokenizer) ->
         whole = tokenizer.encode(OPENING + ROLE + text + CLOSING, add_special_tokens=False).ids
         if prompt_tokenizer.encode(text).ids != whole:
             raise InvalidCheckpoint("tokenizer.json: a control token joins the text beside it")
-
-
-def _without(tokenizer: RustTokenizer, *parts: Literal["post_processor", "added_tokens"]) -> RustTokenizer:
-    described = json.loads(tokenizer.to_str())
-    empty: dict[str, Sequence[Any] | None] = {"post_processor": None, "added_tokens": []}
-    described.update({part: empty[part] for part in parts})
-    described.update(truncation=None, padding=None)  # nothing is ever cut or filled
-    return RustTokenizer.from_str(json.dumps(described))

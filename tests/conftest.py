@@ -22,8 +22,14 @@ def load_tool(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint_tool() -> ModuleType:
+    """tools/make_tiny_checkpoint.py, for packages of other variants."""
+    return load_tool("make_tiny_checkpoint")
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory, checkpoint_tool: ModuleType) -> Path:
     """The bundled tiny checkpoint, in the real package format. Read only: tests that change it copy it."""
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    written: Path = load_tool("make_tiny_checkpoint").write_checkpoint(folder)
+    written: Path = checkpoint_tool.write_checkpoint(folder)
     return written
