@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from d3serve.kernels import reference
+from d3serve.kernels.recurrence_plan import RecurrenceSizes
 from d3serve.kernels.segments import Segment
 
 
@@ -30,20 +31,40 @@ def plan_attention(
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device,
+    max_rows: int | None = None,
+    max_segments: int | None = None,
 ) -> Any:
-    """Prepare the full-attention layers of a pass; the result is opaque outside the kernels."""
-    if device.type != "cuda":
+    """Prepare the full-attention layers of a pass; the result is opaque outside the kernels.
+
+    `max_rows` and `max_segments` pad a plan for the GPU to sizes that do not depend on its contents.
+    """
+    module = _fast("prefix_bidir", device)
+    if module is reference:
         return reference.Plan(tuple(segments), causal)
-    return _fast("prefix_bidir", device).plan_attention(
-        segments, causal=causal, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device
+    return module.plan_attention(
+        segments,
+        causal=causal,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        device=device,
+        max_rows=max_rows,
+        max_segments=max_segments,
     )
 
 
-def plan_recurrence(segments: Sequence[Segment], *, device: torch.device) -> Any:
-    """Prepare the linear layers of a pass (states stand before questions); opaque outside the kernels."""
-    if device.type != "cuda":
+def plan_recurrence(
+    segments: Sequence[Segment], *, device: torch.device, sizes: RecurrenceSizes | None = None
+) -> Any:
+    """Prepare the linear layers of a pass (states stand before questions); opaque outside the kernels.
+
+    `sizes` pads a plan for the GPU.
+    """
+    module = _fast("recurrence_plan", device)
+    if module is reference:
         return reference.Plan(tuple(segments))
-    return _fast("recurrence_plan", device).plan_recurrence(segments, device=device)
+    return module.plan_recurrence(segments, device=device, sizes=sizes)
 
 
 def prefix_bidir_attention(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from d3serve.kernels import dispatch
 from d3serve.kernels.segments import Segment
+from d3serve.model.buckets import Bucket
 from d3serve.model.config import Geometry
 from d3serve.model.plan import PassRows
 from d3serve.model.weights import FullAttention, Layer, LinearAttention, Weights
@@ -70,9 +71,18 @@ class PassInputs:
 
     @classmethod
     def build(
-        cls, rows: PassRows, g: Geometry, *, causal: bool, device: torch.device, dtype: torch.dtype
+        cls,
+        rows: PassRows,
+        g: Geometry,
+        *,
+        causal: bool,
+        device: torch.device,
+        dtype: torch.dtype,
+        bucket: Bucket | None = None,
     ) -> Self:
-        """Copy a planned pass to `device` and let the kernels plan theirs."""
+        """Copy a planned pass to `device`, padded to `bucket` if given, and let the kernels plan theirs."""
+        if bucket is not None:
+            rows = bucket.pad(rows)
 
         def plan_attention(segments: Sequence[Segment]) -> Any:
             return dispatch.plan_attention(
@@ -83,6 +93,8 @@ class PassInputs:
                 head_dim=g.head_dim,
                 dtype=dtype,
                 device=device,
+                max_rows=bucket.rows if bucket else None,
+                max_segments=bucket.segments if bucket else None,
             )
 
         attention = plan_attention(rows.segments)
@@ -96,8 +108,22 @@ class PassInputs:
             state_rows=rows.state_rows,
             attention=attention,
             question_attention=plan_attention(rows.question_segments) if rows.state_rows else attention,
-            recurrence=dispatch.plan_recurrence(rows.segments, device=device),
+            recurrence=dispatch.plan_recurrence(
+                rows.segments, device=device, sizes=bucket.recurrence if bucket else None
+            ),
         )
+
+    def copy_(self, other: Self) -> None:
+        """Take over the contents of a pass of the same bucket, in place: a captured graph reads `self`."""
+        for mine, theirs in (
+            (self.tokens, other.tokens),
+            (self.positions, other.positions),
+            (self.slot_mapping, other.slot_mapping),
+            (self.readout_rows, other.readout_rows),
+            (self.attention.table, other.attention.table),
+            (self.recurrence.table, other.recurrence.table),
+        ):
+            mine.copy_(theirs)
 
 
 class Backbone:

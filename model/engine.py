@@ -12,21 +12,24 @@ from pydantic import JsonValue
 
 from d3serve.errors import DeviceError, InvalidRequest, MaxTokensExceeded, OutOfDeviceMemory
 from d3serve.model.backbone import Backbone, PassInputs, Pools, row_bytes, slot_bytes
+from d3serve.model.buckets import MAX_ROWS, ROW_STEP, Bucket
 from d3serve.model.checkpoint import load_weights, locate
 from d3serve.model.config import DecisionConfig, load_decision_config, load_geometry
-from d3serve.model.plan import plan_rows
+from d3serve.model.graphs import GraphCache
+from d3serve.model.plan import PassRows, plan_rows
 from d3serve.model.prompt import Tokens, build_prompts
 from d3serve.model.readout import option_count, read_probabilities, to_answer
 from d3serve.model.state_cache import CacheStats, StateCache
 from d3serve.model.tokenizer import PromptTokenizer, SpecialTokens, load_tokenizer
 from d3serve.model.turn import Pass, PinnedPass, PreparedJob, Progress, Turn
-from d3serve.schemas import Answer, ModelInfo, Question, Usage
+from d3serve.schemas import Answer, ModelInfo, NoulQuestion, Question, Usage
 
 __all__ = ["DecidedJob", "DecisionEngine", "PreparedJob"]
 
 CPU_CACHE_BYTES = 256 * 2**20
 CUDA_CACHE_SHARE = 0.7  # of the memory left after the weights; the rest is for activations
 MAX_SLOTS = 512
+WARM_UP_ROWS = (2048, 12_288)  # one pass that the host launches, one whose state takes the dense attention
 MLP_ROWS = 16_384  # rows of one MLP step: 27B activations of 1.1 GB
 
 
@@ -58,6 +61,7 @@ class DecisionEngine:
         self._identity = identity
         self._config = config
         self._tokenizer = tokenizer
+        self._graphs = GraphCache(backbone) if backbone.pools.k.is_cuda else None
 
     @classmethod
     def load(
@@ -192,28 +196,59 @@ class DecisionEngine:
 
     @torch.inference_mode()
     def _probabilities(self, filled: Pass, scratch: int) -> list[list[float]]:
-        pools = self.backbone.pools
+        rows = plan_rows(filled.states, filled.rows, scratch)
         try:
-            inputs = PassInputs.build(
-                plan_rows(filled.states, filled.rows, scratch),
-                self.backbone.geometry,
-                causal=self._config.attention_mode == "causal",
-                device=pools.k.device,
-                dtype=pools.k.dtype,
-            )
             return read_probabilities(
-                self.backbone.forward(inputs),
+                self._hidden(rows),
                 self.backbone.weights.readout,
                 [option_count(asked.question) for asked in filled.asked],
                 [self._config.temperature_for(len(asked.progress.job.blocks)) for asked in filled.asked],
             )
         except torch.OutOfMemoryError as error:
             message = (
-                f"{len(inputs.tokens)} rows of {len(filled.asked)} questions do not fit the device: {error}"
+                f"{len(rows.tokens)} rows of {len(filled.asked)} questions do not fit the device: {error}"
             )
             raise OutOfDeviceMemory(message) from error
         except torch.AcceleratorError as error:
             raise DeviceError(f"the accelerator failed: {error}") from error
+
+    def _hidden(self, rows: PassRows) -> torch.Tensor:
+        """Run a planned pass, as a CUDA graph if it is small; hidden states of its readout rows."""
+        pools = self.backbone.pools
+        bucket = Bucket.of(rows) if self._graphs else None
+        inputs = PassInputs.build(
+            rows,
+            self.backbone.geometry,
+            causal=self._config.attention_mode == "causal",
+            device=pools.k.device,
+            dtype=pools.k.dtype,
+            bucket=bucket,
+        )
+        if self._graphs is None or bucket is None:
+            return self.backbone.forward(inputs)
+        return self._graphs.forward(bucket, inputs)[: len(rows.readout_rows)]
+
+    def warm_up(self) -> None:
+        """Compile kernels and capture graphs before a client can wait for them.
+
+        On a GPU: a new state and a cached one for every size of small pass, a pass that the host launches,
+        and a state long enough for the library's dense attention. Leaves the cache empty.
+
+        Raises:
+            OutOfDeviceMemory, DeviceError: as `decide`.
+        """
+        sizes = [*range(ROW_STEP, MAX_ROWS + 1, ROW_STEP), *WARM_UP_ROWS] if self._graphs else [ROW_STEP]
+        question: Question = NoulQuestion(type="noul")
+        for size in sizes:
+            if size > self.cache.rows:
+                break
+            state = np.zeros(size // 2, dtype=np.int32)
+            block = np.zeros(size - size // 2, dtype=np.int32)
+            job = PreparedJob("warm-up", state, {"warm-up": question}, (block,))
+            self.decide([job])
+            self.decide([job])
+            self.cache.forget(job.state_key)
+        self.cache.stats = CacheStats()
 
 
 def _decided(progress: Progress) -> DecidedJob:

@@ -1,0 +1,70 @@
+"""Bucket: the sizes that a small pass is padded to, so that one CUDA graph serves all passes of about its size."""
+
+from dataclasses import replace
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from d3serve.kernels.recurrence_plan import CHUNK, TILE, RecurrenceSizes, recurrence_sizes
+from d3serve.model.plan import PassRows
+
+MAX_ROWS = 512  # a larger pass keeps the device busy for longer than the host takes to launch it
+ROW_STEP = 32  # a matrix product of 250 rows takes as long as one of 256
+
+
+class Bucket(NamedTuple):
+    """Rows, segments that can start at once, and segments that wait for a state of the same pass."""
+
+    rows: int
+    roots: int
+    followers: int
+
+    @classmethod
+    def of(cls, rows: PassRows) -> Self | None:
+        """Return the smallest bucket that holds a pass; None for a pass that is too large to gain by one."""
+        count = len(rows.tokens)
+        if count > MAX_ROWS:
+            return None
+        sizes = recurrence_sizes(rows.segments)
+        padded = -(-count // ROW_STEP) * ROW_STEP
+        return cls(padded, _power_of_two(sizes.roots), _power_of_two(sizes.followers))
+
+    @property
+    def segments(self) -> int:
+        """Segments of both kinds."""
+        return self.roots + self.followers
+
+    @property
+    def recurrence(self) -> RecurrenceSizes:
+        """Entries of the linear layers' tables: every segment may end in a part of a tile and of a chunk."""
+        return RecurrenceSizes(
+            tiles=self.rows // TILE + self.segments,
+            chunks=self.rows // CHUNK + self.segments,
+            roots=self.roots,
+            followers=self.followers,
+        )
+
+    def pad(self, rows: PassRows) -> PassRows:
+        """Fill a pass up with rows that store nothing and with readout rows whose result nobody takes.
+
+        `state_rows` becomes 0, so the last layer treats state rows like the others: a captured graph cannot
+        cut where each pass's states end.
+        """
+        extra = self.rows - len(rows.tokens)
+        return replace(
+            rows,
+            tokens=_padded(rows.tokens, extra, 0),
+            positions=_padded(rows.positions, extra, 0),
+            slot_mapping=_padded(rows.slot_mapping, extra, -1),
+            readout_rows=_padded(rows.readout_rows, self.segments - len(rows.readout_rows), 0),
+            state_rows=0,
+        )
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length() if count else 0
+
+
+def _padded(values: NDArray[np.int64], extra: int, fill: int) -> NDArray[np.int64]:
+    return np.concatenate((values, np.full(extra, fill, dtype=np.int64)))

@@ -1,0 +1,58 @@
+"""GraphCache: small passes replayed as CUDA graphs, one a bucket.
+
+A pass has some seven hundred launches, which take the host about as long as the device needs for the whole of
+a small pass; a replay is one launch.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from d3serve.model.backbone import Backbone, PassInputs
+from d3serve.model.buckets import Bucket
+
+MAX_GRAPHS = 96  # each keeps some megabytes of launch parameters; the least recently used goes first
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """A graph, the inputs that it reads and the hidden states that it leaves."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: PassInputs
+    hidden: Tensor
+
+
+class GraphCache:
+    """Runs padded passes of one backbone. For one thread: the graphs share one pool of memory."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        """Start with no graph; the first pass of each bucket captures one."""
+        self._backbone = backbone
+        self._captured: OrderedDict[Bucket, _Captured] = OrderedDict()
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def forward(self, bucket: Bucket, inputs: PassInputs) -> Tensor:
+        """Run a pass padded to `bucket`; the result is overwritten by the next call.
+
+        A bucket's first pass is launched by the host, which compiles its kernels, and is captured afterwards.
+        """
+        captured = self._captured.get(bucket)
+        if captured is None:
+            hidden = self._backbone.forward(inputs)
+            self._captured[bucket] = self._capture(inputs)
+            if len(self._captured) > MAX_GRAPHS:
+                self._captured.popitem(last=False)
+            return hidden
+        self._captured.move_to_end(bucket)
+        captured.inputs.copy_(inputs)
+        captured.graph.replay()
+        return captured.hidden
+
+    def _capture(self, inputs: PassInputs) -> _Captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            hidden = self._backbone.forward(inputs)
+        return _Captured(graph, inputs, hidden)
