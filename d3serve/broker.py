@@ -59,12 +59,12 @@ class EmbeddedBroker:
     """One server on `<data_dir>`; `url` reaches it and `pid` is the server's own."""
 
     def __init__(self, data_dir: Path, max_memory_bytes: int, binary: Path | None = None) -> None:
-        self._dir = data_dir
+        self._dir = data_dir.expanduser().resolve()  # the server runs inside it
         self._max_memory_bytes = max_memory_bytes
         self._binary = binary or find_server()
         self._guard: subprocess.Popen[bytes] | None = None
         self._socket_dir: Path | None = None
-        self.socket = data_dir / "valkey.sock"
+        self.socket = self._dir / "valkey.sock"
         self.pid = 0
 
     @property

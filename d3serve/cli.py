@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from d3serve import ask as asking
 from d3serve import supervisor
@@ -62,11 +63,11 @@ def api(
     exit_with_parent: ExitWithParent = False,
 ) -> None:
     """Run the HTTP API alone."""
-    import uvicorn  # here and below: a command loads only what it runs
+    settings = _settings(locals(), leave_out=("fd", "exit_with_parent"))
+    import uvicorn
 
     from d3serve.api.app import create_app
 
-    settings = _settings(locals(), leave_out=("fd", "exit_with_parent"))
     if exit_with_parent:
         supervisor.exit_with_parent()
     uvicorn.run(
@@ -90,9 +91,9 @@ def worker(
     exit_with_parent: ExitWithParent = False,
 ) -> None:
     """Run one worker: load the model, take turns until told to stop."""
+    settings = _settings(locals(), leave_out=("exit_with_parent",))
     from d3serve.worker.main import worker_main
 
-    settings = _settings(locals(), leave_out=("exit_with_parent",))
     if exit_with_parent:
         supervisor.exit_with_parent()
     worker_main(settings)
@@ -156,5 +157,5 @@ def main() -> None:
     try:
         app()
     except D3ServeError as error:
-        console.print(f"[red]error[/red] {error.message}", highlight=False, markup=True)
+        console.print(f"[red]error[/red] {escape(error.message)}", highlight=False, soft_wrap=True)
         sys.exit(2)

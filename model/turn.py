@@ -24,13 +24,18 @@ class PreparedJob:
 
     state_key: str
     state: Tokens = field(repr=False)
-    questions: Mapping[str, Question]
+    by_name: Mapping[str, Question]
     blocks: tuple[Tokens, ...] = field(repr=False)
 
     @property
     def state_tokens(self) -> int:
         """Length of the state block; 0 where prompts share nothing."""
         return len(self.state)
+
+    @property
+    def questions(self) -> int:
+        """How many questions."""
+        return len(self.blocks)
 
     @property
     def input_tokens(self) -> int:
@@ -63,7 +68,7 @@ class Asked:
     @property
     def question(self) -> Question:
         """The question itself."""
-        return list(self.progress.job.questions.values())[self.index]
+        return list(self.progress.job.by_name.values())[self.index]
 
 
 @dataclass

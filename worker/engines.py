@@ -88,4 +88,5 @@ def load_engine(settings: Settings) -> Engine:
         device=settings.device,
         dtype=settings.dtype,
         state_cache_bytes=settings.state_cache_bytes,
+        special_tokens_in_text=settings.special_tokens_in_text,
     )
