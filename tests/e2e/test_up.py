@@ -1,0 +1,110 @@
+"""The whole service as a user meets it: commands, HTTP, the tiny checkpoint, answers checked elsewhere."""
+
+import concurrent.futures
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(180)
+
+STATE = {"order": 17, "note": "charged twice, wants the money back", "tags": ["é", None, 1.5]}
+QUESTIONS = {
+    "refund": {"type": "noul", "instructions": "Is a refund asked for?"},
+    "team": {"type": "choice", "instructions": "Who?", "criteria": {"billing": "money", "it": None}},
+    "mood": {"type": "score", "criteria": ["calm", "cross", "furious"]},
+}
+
+
+def decide(url: str, body: dict) -> dict:
+    with httpx.Client(base_url=url, timeout=90) as client:
+        posted = client.post("/v1/jobs", json={"model": "jev-latest", **body})
+        assert posted.status_code == 202, posted.text
+        polled = client.get(posted.headers["location"], params={"wait": 60, "include": "result"})
+        assert polled.json()["status"] == "succeeded", polled.text
+        return polled.json()["result"]
+
+
+def test_jobs_with_one_state_are_answered_by_one_reading_of_it(server: str) -> None:
+    state = "A state that no other test sends: the parcel never came."
+    bodies = [{"state": state, "questions": {name: QUESTIONS[name]}} for name in QUESTIONS]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        usages = [result["usage"] for result in pool.map(lambda body: decide(server, body), bodies)]
+    assert sorted(usage["state_cached"] for usage in usages) == [False, True, True]
+    assert len({usage["state_tokens"] for usage in usages}) == 1
+    for usage in usages:
+        question_tokens = usage["input_tokens"] - usage["state_tokens"]
+        assert usage["computed_tokens"] == question_tokens + (
+            0 if usage["state_cached"] else usage["state_tokens"]
+        )
+
+
+def test_every_block_of_the_readme_runs(server: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    commands = next(block for block in blocks if "d3serve ask" in block)
+    script = "\n".join(line for line in commands.splitlines() if "d3serve up" not in line)
+    script = script.replace(".venv/bin/d3serve", shlex.join([sys.executable, "-m", "d3serve"]))
+    script = script.replace("localhost:8000", server.removeprefix("http://"))
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        capture_output=True, text=True, cwd=tmp_path, check=False, timeout=120,
+        env={"PATH": "/usr/bin:/bin", "D3SERVE_URL": server, "COLUMNS": "120", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "input tokens" in done.stdout
+    assert json.loads(done.stdout[done.stdout.index('{"id"') :])["status"] in {
+        "queued",
+        "running",
+        "succeeded",
+    }
+
+
+def test_ask_prints_a_refusal_and_no_traceback(server: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "d3serve",
+        "ask",
+        "--url",
+        server,
+        "--state",
+        "x",
+        "--choice",
+        "One?: a | a",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "options" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_demo_prints_typed_answers(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "d3serve", "demo", "--model", str(tiny_checkpoint)]
+    done = subprocess.run(
+        [*command, "--data-dir", str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("team", "refund", "urgency"):
+        assert name in done.stdout
+    assert "read once" in done.stdout
+
+
+def test_a_missing_checkpoint_ends_the_start_with_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "d3serve", "up", "--port", "0", "--model", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--data-dir", str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode != 0
+    assert "decision_config.json is missing" in done.stderr
+    assert "Traceback" not in done.stderr
