@@ -150,6 +150,24 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
+def kernel_times(bench: Bench, engine: DecisionEngine, row: Row, most: int = 14) -> list[str]:
+    """Device time by kernel of one turn, largest first."""
+    jobs = bench.jobs(row)
+    for _ in range(2):
+        engine.decide(jobs)
+        if not row.cached:
+            forget_all(engine)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        engine.decide(jobs)
+        torch.cuda.synchronize()
+    events = sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)
+    total = sum(event.self_device_time_total for event in events)
+    lines = [f"{row.name}: {total / 1000:.2f} ms on the device"]
+    for event in events[:most]:
+        lines.append(f"  {event.self_device_time_total / 1000:9.3f} ms  {event.count:5d} x  {event.key[:90]}")
+    return lines
+
+
 def floor_ms(row: Row, weights: Weights, shapes: ceilings.Geometry) -> dict[str, float]:
     """The parts of a row's floor, and their sum."""
     matrices = [m for layer in weights.layers for m in matrices_of(layer)]
@@ -206,7 +224,9 @@ def long_state_check(bench: Bench, engine: DecisionEngine, row: Row) -> str:
     )
 
 
-def measure(bench: Bench, row: Row, *, peers: bool, shapes: ceilings.Geometry | None) -> dict[str, Any]:
+def measure(
+    bench: Bench, row: Row, *, peers: bool, profile: bool, shapes: ceilings.Geometry | None
+) -> dict[str, Any]:
     """One row: ours, the floor's parts, the peers."""
     total = row.jobs * row.state + row.question_tokens
     engine = bench.engine(rows=total + 64, slots=row.jobs + 1)
@@ -219,6 +239,9 @@ def measure(bench: Bench, row: Row, *, peers: bool, shapes: ceilings.Geometry | 
         result["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
     if row.state > 10_000 and not row.cached:
         result["long_state"] = long_state_check(bench, engine, row)
+    if profile:
+        result["kernels"] = kernel_times(bench, engine, row)
+        print("\n".join(result["kernels"]), flush=True)
     del engine
     if on_gpu:
         torch.cuda.empty_cache()
@@ -265,6 +288,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="*", default=None, help="only rows whose name contains one of these")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--no-floors", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="device time by kernel of each row")
     parser.add_argument("--tiny", action="store_true", help="a small geometry, to try the script itself")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -286,8 +310,9 @@ def main() -> None:
     for row in ROWS:
         if options.rows and not any(part in row.name for part in options.rows):
             continue
-        results.append(measure(bench, row, peers=not options.no_peers, shapes=shapes))
-        print(json.dumps(results[-1]), flush=True)
+        peers, profile = not options.no_peers, options.profile and on_gpu
+        results.append(measure(bench, row, peers=peers, profile=profile, shapes=shapes))
+        print(json.dumps({k: v for k, v in results[-1].items() if k != "kernels"}), flush=True)
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
             (options.out / "engine.json").write_text(json.dumps(report, indent=1))
