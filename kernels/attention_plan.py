@@ -18,33 +18,45 @@ from torch import Tensor
 
 from d3serve.kernels.segments import Segment
 
-ITEM_FIELDS = 8  # query row, rows, open begin, open end, edge begin, edge end, partial slot (-1: none), unused
+ITEM_FIELDS = (
+    8  # query row, rows, open begin, open end, edge begin, edge end, partial slot (-1: none), unused
+)
 MERGE_FIELDS = 4  # query row, rows, first partial slot, pieces
 SECTION_ALIGN = 32  # int32s: every list starts on a 128-byte line, so Triton specialises its pointer once
-TILE_OVERHEAD_BLOCKS = 2  # loading queries and storing results costs about as much as two blocks of keys
-MIN_PIECE_BLOCKS = 4  # a shorter piece of a tile costs more to merge than it saves
-WAVES = 4  # with this many tiles a slot the hardware's own scheduling is even enough: nothing is split
+ITEM_OVERHEAD_BLOCKS = (
+    6  # starting an item and storing its result: 10 us on an H200, a block of 64 keys 1.8 us
+)
+MERGE_BLOCKS = 4  # launching the merge and reading the pieces back, by the same clock
+SPLIT_GAIN = 0.95  # a fixed share of work waits for the slowest processor: less gain than this is none
+MIN_PIECE_BLOCKS = 4  # a border nearer to a tile's end than this moves to the end
 
 
 class TileShape(NamedTuple):
-    """Launch shape of a program; `per_sm` programs of it run on one multiprocessor at a time."""
+    """Launch shape of a program, of which `per_sm` run on one multiprocessor at a time.
+
+    With `overlap` the product with V of one block runs on the tensor cores while the next block's softmax runs
+    beside it.
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
-    per_sm: int = 1
+    per_sm: int
+    overlap: bool
 
     def shared_bytes(self, head_dim: int, itemsize: int) -> int:
-        """Shared memory of one program: the query tile, and K and V once a stage."""
+        """Shared memory of one program: the query tile, K and V once a stage, and barriers."""
         width = 1 << (head_dim - 1).bit_length()
-        return (self.block_m + 2 * self.num_stages * self.block_n) * width * itemsize
+        queries = self.block_m * (2 if itemsize > 2 and self.block_m >= 64 else 1)  # FP32: in two TF32 parts
+        return (queries + 2 * self.num_stages * self.block_n) * width * itemsize + 256
 
 
 class Launch(NamedTuple):
     """All that a launch depends on besides the contents of its tensors; hashable.
 
-    A CUDA graph captured with a plan replays every plan of an equal launch: copy `table` into the captured one.
+    A CUDA graph captured with a plan replays every plan of an equal launch: copy the new plan's `table` into
+    the captured one's. So a graph cache must have `launch` in its key.
     """
 
     tile: TileShape
@@ -90,7 +102,9 @@ class _Tiles(NamedTuple):
 
     def blocks(self, block_n: int) -> tuple[np.ndarray, np.ndarray]:
         """Key blocks of the open and of the edge range."""
-        return -(-(self.open_end - self.open_begin) // block_n), -(-(self.edge_end - self.edge_begin) // block_n)
+        return -(-(self.open_end - self.open_begin) // block_n), -(
+            -(self.edge_end - self.edge_begin) // block_n
+        )
 
 
 class _Pieces(NamedTuple):
@@ -112,8 +126,7 @@ def plan_tiles(
     slots: int,
     device: torch.device,
     dense: tuple[DenseBlock, ...] = (),
-    max_rows: int | None = None,
-    max_segments: int | None = None,
+    sizes: tuple[int, int] | None = None,
 ) -> AttentionPlan:
     """The work lists of `segments` for one tile shape, on `device`.
 
@@ -126,11 +139,10 @@ def plan_tiles(
         slots: programs a key/value head that run at once; tiles are split over keys until they are used.
         device: where the lists go, in one copy.
         dense: blocks that are computed elsewhere; only kept.
-        max_rows: pad every list to what this many rows can need, so that `launch` depends on sizes alone.
-        max_segments: the same for segments; both or neither.
+        sizes: pad every list to what so many (rows, segments) can need: `launch` then depends on them alone.
 
     Raises:
-        ValueError: rows overlap or run backwards, a count is negative, or a padded size is too small.
+        ValueError: segments overlap or are out of order, a field is negative, or `sizes` are too small.
     """
     if group > tile.block_m:
         raise ValueError(f"a group of {group} query heads does not fit a tile of {tile.block_m}")
@@ -141,14 +153,13 @@ def plan_tiles(
     pieces = _schedule(sum(tiles.blocks(tile.block_n)), slots)
     program_starts, items, merges, partials = _lists(tiles, pieces, tile.block_n)
     launch = Launch(tile, rows, len(program_starts) - 1, len(items), len(merges), partials)
-    if max_rows is not None or max_segments is not None:
-        limit = _capacity(tile, group, slots, max_rows or 0, max_segments or 0)
-        if rows > limit.rows or len(spans) > (max_segments or 0):
-            raise ValueError(
-                f"{rows} rows in {len(spans)} segments exceed the padded {max_rows} rows in {max_segments} segments"
-            )
-        launch = limit
-    pool_rows = int(max((spans[:, 2] + spans[:, 1]).max(initial=0), (spans[:, 3] + spans[:, 4]).max(initial=0)))
+    if sizes is not None:
+        if rows > sizes[0] or len(spans) > sizes[1]:
+            raise ValueError(f"{rows} rows in {len(spans)} segments exceed the padded sizes {sizes}")
+        launch = _capacity(tile, group, slots, *sizes)
+    pool_rows = int(
+        max((spans[:, 2] + spans[:, 1]).max(initial=0), (spans[:, 3] + spans[:, 4]).max(initial=0))
+    )
     lists = (row_ranges, program_starts, items, merges)
     return _upload(lists, launch, kv_heads=kv_heads, pool_rows=pool_rows, dense=dense, device=device)
 
@@ -162,7 +173,9 @@ def _spans(segments: Sequence[Segment]) -> np.ndarray:
     overlap = spans[1:, 0] < spans[:-1, 0] + spans[:-1, 1]
     if overlap.any():
         at = int(overlap.argmax())
-        raise ValueError(f"segments must stand in order of their rows: {spans[at]} is followed by {spans[at + 1]}")
+        raise ValueError(
+            f"segments must stand in order of their rows: {spans[at]} is followed by {spans[at + 1]}"
+        )
     if spans.size and spans.max(initial=0) + spans[:, 1].max() >= 2**31:
         raise ValueError("a pool of 2^31 rows or more cannot be addressed")
     return spans
@@ -203,7 +216,7 @@ def _tiles(spans: np.ndarray, row_ranges: np.ndarray, rows_a_tile: int, block_n:
     apart, run_apart = _cut_evenly(spans, run, row_ranges, rows_a_tile)
     joint, run_joint = _cut_evenly(runs, np.arange(len(runs)), row_ranges, rows_a_tile)
     cost_apart, cost_joint = (
-        np.bincount(of, weights=sum(tiles.blocks(block_n)) + TILE_OVERHEAD_BLOCKS, minlength=len(runs))
+        np.bincount(of, weights=sum(tiles.blocks(block_n)) + ITEM_OVERHEAD_BLOCKS, minlength=len(runs))
         for tiles, of in ((apart, run_apart), (joint, run_joint))
     )
     join = cost_joint < cost_apart
@@ -235,18 +248,31 @@ def _cut_evenly(
 
 
 def _schedule(blocks: np.ndarray, slots: int) -> _Pieces:
-    """Share the tiles' key blocks out to programs so that `slots` of them at a time finish together.
+    """Share the tiles' key blocks out to programs, of which `slots` run at a time: whole tiles or split ones."""
+    whole = _one_program_a_tile(blocks)
+    if len(blocks) == 0:
+        return whole
+    waves = -(-len(blocks) // slots) * (blocks.max() + ITEM_OVERHEAD_BLOCKS)
+    even = (blocks.sum() + ITEM_OVERHEAD_BLOCKS * len(blocks)) / slots + blocks.max() + ITEM_OVERHEAD_BLOCKS
+    split = _split(blocks, slots)
+    work = np.bincount(split.program, weights=split.last - split.first + ITEM_OVERHEAD_BLOCKS)
+    return split if work.max() + MERGE_BLOCKS < SPLIT_GAIN * min(waves, even) else whole
 
-    Few tiles: each gets whole chunks of its keys, one program a chunk, and what remains of all tiles is laid
-    end to end and cut evenly for the programs left over. Equal chunks of different tiles start at the same
-    key, so programs that run together read the same keys from the L2 cache.
-    """
+
+def _one_program_a_tile(blocks: np.ndarray) -> _Pieces:
+    """The longest first, equal ones in their order: the device starts a program whenever one ends."""
     tile = np.arange(len(blocks))
-    if len(blocks) == 0 or len(blocks) >= WAVES * slots:
-        order = np.argsort(-blocks, kind="stable")  # longest first; equal ones stay neighbours
-        program = np.empty_like(tile)
-        program[order] = tile
-        return _Pieces(tile, np.zeros_like(tile), blocks, program)
+    program = np.argsort(-blocks, kind="stable").argsort()
+    return _Pieces(tile, np.zeros_like(tile), blocks, program)
+
+
+def _split(blocks: np.ndarray, slots: int) -> _Pieces:
+    """At most `slots` programs of nearly equal work.
+
+    Each tile gives whole chunks of its keys, one program a chunk; what remains of all tiles is laid end to end
+    and cut evenly for the programs left over. Equal chunks of different tiles start at the same key, so
+    programs that run together read the same keys from the L2 cache.
+    """
     chunk = max(-(-int(blocks.sum()) // slots), 2 * MIN_PIECE_BLOCKS)
     full = blocks // chunk
     rest = blocks - full * chunk
@@ -255,8 +281,7 @@ def _schedule(blocks: np.ndarray, slots: int) -> _Pieces:
     chunk_end = np.where(index + 1 == full[owner], last_full[owner], (index + 1) * chunk)
     chunk_program = np.lexsort((owner, index)).argsort()
 
-    rest = blocks - last_full
-    of, first, last, program = _fill(rest, max(slots - len(owner), 1))
+    of, first, last, program = _fill(blocks - last_full, max(slots - len(owner), 1))
     tiles = np.concatenate((owner, of))
     firsts = np.concatenate((index * chunk, last_full[of] + first))
     lasts = np.concatenate((chunk_end, last_full[of] + last))
@@ -283,9 +308,7 @@ def _fill(rest: np.ndarray, programs: int) -> tuple[np.ndarray, np.ndarray, np.n
     return of, begins - base, edges - base, np.searchsorted(borders, begins, side="right")
 
 
-def _lists(
-    tiles: _Tiles, pieces: _Pieces, block_n: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+def _lists(tiles: _Tiles, pieces: _Pieces, block_n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """(program_starts, items, merges, number of partial slots) as the kernels read them."""
     open_blocks, _ = tiles.blocks(block_n)
     count = np.bincount(pieces.tile, minlength=len(tiles.row))
@@ -317,17 +340,27 @@ def _lists(
 
 
 def _capacity(tile: TileShape, group: int, slots: int, max_rows: int, max_segments: int) -> Launch:
-    """Sizes that any plan of so many rows and segments fits: cuts are fewer than slots, see `_schedule`."""
+    """Sizes that any plan of so many rows and segments fits: `_split` makes fewer cuts than slots."""
     tiles = max_rows // (tile.block_m // group) + max_segments
     return Launch(tile, max_rows, max(tiles, slots), tiles + slots, slots, 2 * slots)
 
 
 def _upload(
-    lists: tuple[np.ndarray, ...], launch: Launch, *, device: torch.device, kv_heads: int, pool_rows: int,
+    lists: tuple[np.ndarray, ...],
+    launch: Launch,
+    *,
+    device: torch.device,
+    kv_heads: int,
+    pool_rows: int,
     dense: tuple[DenseBlock, ...],
 ) -> AttentionPlan:
     """One int32 tensor of all lists, padded to `launch`: empty programs, empty merges, rows that see nothing."""
-    shapes = ((launch.rows, 2), (launch.programs + 1,), (launch.items, ITEM_FIELDS), (launch.merges, MERGE_FIELDS))
+    shapes = (
+        (launch.rows, 2),
+        (launch.programs + 1,),
+        (launch.items, ITEM_FIELDS),
+        (launch.merges, MERGE_FIELDS),
+    )
     sizes = [-(-int(np.prod(shape)) // SECTION_ALIGN) * SECTION_ALIGN for shape in shapes]
     host = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
     flat = host.numpy()

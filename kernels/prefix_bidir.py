@@ -31,9 +31,8 @@ MERGE_ROWS = 16  # packed rows that one merge program joins: small, so that a fe
 
 
 @triton.jit
-def _attend(acc, row_sum, row_max, q, k, v, visible, qk_scale, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """One step of the online softmax in the log2 domain."""
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+def _soften(scores, row_sum, row_max, visible, qk_scale, MASKED: tl.constexpr):
+    """One step of the online softmax in the log2 domain: (weights, decay of what came before, row_sum, row_max)."""
     if MASKED:
         scores = tl.where(visible, scores, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale)
@@ -42,9 +41,7 @@ def _attend(acc, row_sum, row_max, q, k, v, visible, qk_scale, MASKED: tl.conste
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # no key yet: (-inf) - (-inf) is NaN
     weights = tl.exp2(scores * qk_scale - shift[:, None])
     decay = tl.exp2(row_max - shift)
-    row_sum = row_sum * decay + tl.sum(weights, 1)
-    acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
-    return acc, row_sum, new_max
+    return weights, decay, row_sum * decay + tl.sum(weights, 1), new_max
 
 
 @triton.jit
@@ -55,8 +52,8 @@ def _prefix_bidir_kernel(
     qk_scale,
     k_desc, v_desc,
     HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, ITEM_FIELDS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr, USE_DESCRIPTORS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program (p, kv_head) works through the items of list p; see `attention_plan` for the fields."""
     kv_head = tl.program_id(1)
@@ -66,11 +63,7 @@ def _prefix_bidir_kernel(
     offs_m = tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
-    in_head = offs_d < HEAD_DIM
-    head = kv_head * GROUP + offs_m % GROUP
-    k_head_ptr = k_ptr + kv_head * stride_kh + offs_d[None, :]
-    v_head_ptr = v_ptr + kv_head * stride_vh + offs_d[None, :]
-
+    in_head = (offs_d < HEAD_DIM)[None, :]
     for item in range(first_item, last_item):
         fields = items_ptr + item * ITEM_FIELDS
         first_row = tl.load(fields)
@@ -81,57 +74,80 @@ def _prefix_bidir_kernel(
         edge_end = tl.load(fields + 5)
         slot = tl.load(fields + 6)
 
-        row = first_row + offs_m // GROUP
+        # 64-bit once, for the tile's corner; within a tile 32 bits are enough.
+        # Rows past the tile's last one repeat it: valid to read, never stored.
+        in_tile = tl.minimum(offs_m // GROUP, rows - 1)
         is_row = offs_m < rows * GROUP
-        own_begin = tl.load(row_ranges_ptr + 2 * row, mask=is_row, other=0)
-        own_end = tl.load(row_ranges_ptr + 2 * row + 1, mask=is_row, other=0)
-        q_offset = row.to(tl.int64) * stride_q + head * stride_qh
-        load_q = is_row[:, None] & in_head[None, :]
-        q = tl.load(q_ptr + q_offset[:, None] + offs_d[None, :], mask=load_q, other=0.0)
+        q_tile = q_ptr + first_row.to(tl.int64) * stride_q + kv_head * GROUP * stride_qh
+        in_q = in_tile * stride_q + offs_m % GROUP * stride_qh
+        q = tl.load(q_tile + (in_q[:, None] + offs_d[None, :]), mask=in_head, other=0.0)
 
         acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
         row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
 
         whole_end = open_begin + (open_end - open_begin) // BLOCK_N * BLOCK_N
-        for start in range(open_begin, whole_end, BLOCK_N):
-            if USE_DESCRIPTORS:
-                k = k_desc.load([start, kv_head * HEAD_DIM])
-                v = v_desc.load([start, kv_head * HEAD_DIM])
-            else:
-                key = (start + offs_n).to(tl.int64)
-                k = tl.load(k_head_ptr + key[:, None] * stride_k, mask=in_head[None, :], other=0.0)
-                v = tl.load(v_head_ptr + key[:, None] * stride_v, mask=in_head[None, :], other=0.0)
-            acc, row_sum, row_max = _attend(acc, row_sum, row_max, q, k, v, None, qk_scale, False, PRECISION)
+        if OVERLAP:
+            # The product with V lags one block behind: it runs on the tensor cores during the next softmax.
+            # The first one multiplies zeros with the first block.
+            weights = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+            decay = tl.full([BLOCK_M], 1.0, dtype=tl.float32)
+            for start in range(open_begin, whole_end, BLOCK_N):
+                k = k_desc.load([start, kv_head, 0]).reshape(BLOCK_N, BLOCK_D)
+                scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                v = v_desc.load([tl.maximum(start - BLOCK_N, open_begin), kv_head, 0]).reshape(
+                    BLOCK_N, BLOCK_D
+                )
+                acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
+                weights, decay, row_sum, row_max = _soften(scores, row_sum, row_max, None, qk_scale, False)
+            if whole_end > open_begin:
+                v = v_desc.load([whole_end - BLOCK_N, kv_head, 0]).reshape(BLOCK_N, BLOCK_D)
+                acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
+        else:
+            for start in range(open_begin, whole_end, BLOCK_N):
+                k = k_desc.load([start, kv_head, 0]).reshape(BLOCK_N, BLOCK_D)
+                scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                weights, decay, row_sum, row_max = _soften(scores, row_sum, row_max, None, qk_scale, False)
+                v = v_desc.load([start, kv_head, 0]).reshape(BLOCK_N, BLOCK_D)
+                acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
 
         # The open range's ragged end, then the edge range: keys outside are not even loaded, since a pool
         # row that nobody owns may hold anything, and 0 x NaN is NaN.
+        ranges = row_ranges_ptr + 2 * (first_row + in_tile)
+        own_begin = tl.load(ranges)
+        own_end = tl.load(ranges + 1)
         tails = (open_end > whole_end).to(tl.int32)
         masked_blocks = tails + (edge_end - edge_begin + BLOCK_N - 1) // BLOCK_N
-        for block in range(0, masked_blocks):
+        for block in range(masked_blocks):
             is_tail = block < tails
             start = tl.where(is_tail, whole_end, edge_begin + (block - tails) * BLOCK_N)
             end = tl.where(is_tail, open_end, edge_end)
             key = start + offs_n
-            load_kv = (key < end)[:, None] & in_head[None, :]
-            k = tl.load(k_head_ptr + key.to(tl.int64)[:, None] * stride_k, mask=load_kv, other=0.0)
-            v = tl.load(v_head_ptr + key.to(tl.int64)[:, None] * stride_v, mask=load_kv, other=0.0)
+            in_block = tl.minimum(offs_n, end - start - 1)
+            k_tile = k_ptr + start.to(tl.int64) * stride_k + kv_head * stride_kh
+            v_tile = v_ptr + start.to(tl.int64) * stride_v + kv_head * stride_vh
+            k = tl.load(k_tile + (in_block[:, None] * stride_k + offs_d[None, :]), mask=in_head, other=0.0)
+            v = tl.load(v_tile + (in_block[:, None] * stride_v + offs_d[None, :]), mask=in_head, other=0.0)
             begins = tl.where(is_tail, start, own_begin)
             ends = tl.minimum(tl.where(is_tail, end, own_end), end)
             visible = (key[None, :] >= begins[:, None]) & (key[None, :] < ends[:, None])
-            acc, row_sum, row_max = _attend(acc, row_sum, row_max, q, k, v, visible, qk_scale, True, PRECISION)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            weights, decay, row_sum, row_max = _soften(scores, row_sum, row_max, visible, qk_scale, True)
+            acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
 
         nothing = row_sum == 0.0
         acc = acc / tl.where(nothing, 1.0, row_sum)[:, None]
-        store = is_row[:, None] & in_head[None, :]
+        store = is_row[:, None] & in_head
         if slot < 0:
-            o_offset = row.to(tl.int64) * stride_o + head * stride_oh
-            tl.store(out_ptr + o_offset[:, None] + offs_d[None, :], acc.to(out_ptr.dtype.element_ty), mask=store)
+            o_tile = out_ptr + first_row.to(tl.int64) * stride_o + kv_head * GROUP * stride_oh
+            in_o = in_tile * stride_o + offs_m % GROUP * stride_oh
+            tl.store(o_tile + (in_o[:, None] + offs_d[None, :]), acc.to(out_ptr.dtype.element_ty), mask=store)
         else:
-            part = ((slot * KV_HEADS + kv_head) * BLOCK_M + offs_m).to(tl.int64)
+            part = (slot * KV_HEADS + kv_head) * BLOCK_M
             lse = tl.where(nothing, float("-inf"), row_max + tl.log2(tl.where(nothing, 1.0, row_sum)))
-            tl.store(partial_ptr + part[:, None] * HEAD_DIM + offs_d[None, :], acc, mask=store)
-            tl.store(lse_ptr + part, lse, mask=is_row)
+            partial_tile = partial_ptr + part.to(tl.int64) * HEAD_DIM
+            tl.store(partial_tile + (offs_m[:, None] * HEAD_DIM + offs_d[None, :]), acc, mask=store)
+            tl.store(lse_ptr + part + offs_m, lse, mask=is_row)
 
 
 @triton.jit
@@ -171,15 +187,11 @@ def _merge_kernel(
     tl.store(out_ptr + o_offset[:, None] + offs_d[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-TILES = (
-    TileShape(128, 64, 8, 2),
-    TileShape(64, 64, 4, 2),
-    TileShape(32, 64, 4, 2, per_sm=2),
-    TileShape(16, 32, 4, 2, per_sm=3),
-    TileShape(16, 16, 4, 1, per_sm=3),
-)
-DENSE_ROWS = 4096
-USE_DESCRIPTORS = False
+LONG = TileShape(128, 64, 8, 2, per_sm=1, overlap=True)
+SHORT = TileShape(64, 32, 4, 2, per_sm=2, overlap=False)
+SMALL = (TileShape(32, 32, 4, 2, per_sm=1, overlap=False), TileShape(16, 16, 4, 1, per_sm=1, overlap=False))
+SHORT_KEYS = 512
+DENSE_ROWS = 8192
 
 
 def plan_attention(
@@ -194,38 +206,35 @@ def plan_attention(
     max_rows: int | None = None,
     max_segments: int | None = None,
 ) -> AttentionPlan:
-    """The plan of one pass on `device`: made once, used by every layer.
+    """Plan one pass on `device`: made once, used by every layer.
+
+    The same segments give the same plan on every device of a kind, so two workers give the same numbers.
 
     Args:
-        segments: in order of their rows; see `Segment`.
+        segments: in order of their rows, which do not overlap.
         causal: whether a row sees its own block only up to itself.
         heads: H, a multiple of kv_heads.
         kv_heads: HK.
-        head_dim: D, 16 to 256.
+        head_dim: D, at most 256.
         dtype: of q and the pools.
         device: of the tensors.
-        max_rows: pad to this many rows, for a CUDA graph; `plan.launch` then depends on sizes alone.
-        max_segments: the same for segments; give both or neither.
+        max_rows: pad to this many rows, for a CUDA graph; see `Launch`.
+        max_segments: the same for segments; both or neither.
 
     Raises:
-        ValueError: the geometry is not served, no tile fits the device's shared memory, or the segments overlap.
+        ValueError: the geometry is not served, no tile fits the device, or the segments are out of order.
     """
-    if heads % kv_heads or not 16 <= head_dim <= 256:
+    if heads % kv_heads or head_dim > 256:
         raise ValueError(f"cannot serve {heads} query heads over {kv_heads} of width {head_dim}")
-    group = heads // kv_heads
-    dense: tuple[DenseBlock, ...] = ()
-    if not causal and device.type == "cuda" and max_rows is None:
-        dense = tuple(
-            DenseBlock(s.start, s.length, s.own_start)
-            for s in segments
-            if s.length >= DENSE_ROWS and s.prefix_length == 0
-        )
-    taken = {block.start for block in dense}
-    sparse = [s for s in segments if s.start not in taken]
+    sizes = None if max_rows is None or max_segments is None else (max_rows, max_segments)
+    dense = _dense_blocks(segments, device) if not causal and sizes is None else ()
+    elsewhere = {block.start for block in dense}
+    tiled = [segment for segment in segments if segment.start not in elsewhere]
     processors, shared_bytes = _device_limits(device)
-    tile = _choose_tile(group, head_dim, dtype.itemsize, shared_bytes)
+    group = heads // kv_heads
+    tile = _choose_tile(_mean_keys(tiled), group, head_dim, dtype.itemsize, shared_bytes)
     return plan_tiles(
-        sparse,
+        tiled,
         causal=causal,
         group=group,
         kv_heads=kv_heads,
@@ -233,21 +242,37 @@ def plan_attention(
         slots=max(processors * tile.per_sm // kv_heads, 1),
         device=device,
         dense=dense,
-        max_rows=max_rows,
-        max_segments=max_segments,
+        sizes=sizes,
     )
 
 
+def _dense_blocks(segments: Sequence[Segment], device: torch.device) -> tuple[DenseBlock, ...]:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        return ()
+    return tuple(
+        DenseBlock(s.start, s.length, s.own_start)
+        for s in segments
+        if s.length >= DENSE_ROWS and s.prefix_length == 0
+    )
+
+
+def _mean_keys(segments: Sequence[Segment]) -> float:
+    """Keys that a row of the pass sees on average."""
+    rows = sum(segment.length for segment in segments)
+    return sum(s.length * (s.prefix_length + s.length) for s in segments) / max(rows, 1)
+
+
 def _device_limits(device: torch.device) -> tuple[int, int]:
-    """(multiprocessors, bytes of shared memory a program may take); a CPU stands in for an H200."""
+    """(multiprocessors, bytes of shared memory a program may take); a CPU interprets as if it were an H200."""
     if device.type != "cuda":
         return 132, 232_448
     properties = torch.cuda.get_device_properties(device)
     return properties.multi_processor_count, properties.shared_memory_per_block_optin
 
 
-def _choose_tile(group: int, head_dim: int, itemsize: int, shared_bytes: int) -> TileShape:
-    for tile in TILES:
+def _choose_tile(mean_keys: float, group: int, head_dim: int, itemsize: int, shared_bytes: int) -> TileShape:
+    first = (LONG, SHORT) if mean_keys >= SHORT_KEYS else (SHORT, LONG)
+    for tile in (*first, *SMALL):
         if group <= tile.block_m and tile.shared_bytes(head_dim, itemsize) <= shared_bytes:
             return tile
     raise ValueError(
@@ -257,50 +282,69 @@ def _choose_tile(group: int, head_dim: int, itemsize: int, shared_bytes: int) ->
 
 
 def prefix_bidir_attention(
-    q: Tensor, k_pool: Tensor, v_pool: Tensor, plan: AttentionPlan, *, softmax_scale: float, out: Tensor | None = None
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    plan: AttentionPlan,
+    *,
+    softmax_scale: float,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Each segment's rows see its whole prefix and its own block: all of it, or backwards when causal.
+    """Attend from each segment's rows to its whole prefix and its own block: all of it, or backwards when causal.
 
     Args:
-        q: [T, H, D] queries of every row of the pass, contiguous in D; query head h reads K/V head h // (H // HK).
-        k_pool: [P, HK, D] keys of every pool row, contiguous in D, any row stride.
+        q: [T, H, D] queries of every row of the pass; query head h reads key/value head h // (H // HK).
+        k_pool: [P, HK, D] keys of every pool row, with any row stride.
         v_pool: [P, HK, D] values.
         plan: from `plan_attention`, for these heads.
         softmax_scale: factor of the scores, positive.
         out: [T, H, D] to write into; a new tensor by default.
 
     Returns:
-        [T, H, D] in q's type; rows of no segment are left as they are. Accumulation is FP32. Short questions of
-        one state may share a tile: a NaN in the keys or values of one then reaches the others.
+        [T, H, D] in q's type, accumulated in FP32; rows of no segment are not written. Short questions of one
+        state may share a tile: a NaN in the keys or values of one then reaches the others.
 
     Raises:
-        ValueError: shapes or types disagree with each other or with the plan.
+        ValueError: shapes, types or strides disagree with each other or with the plan.
     """
-    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    if out is None:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
     _check(q, k_pool, v_pool, out, plan, softmax_scale)
     for block in plan.dense:
         _attend_dense(q, k_pool, v_pool, out, block, softmax_scale)
     if plan.launch.programs:
-        _launch(q, k_pool, v_pool, out, plan, softmax_scale)
+        _attend_tiles(q, k_pool, v_pool, out, plan, softmax_scale)
     return out
 
 
-def _check(q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, plan: AttentionPlan, softmax_scale: float) -> None:
+def _check(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, plan: AttentionPlan, softmax_scale: float
+) -> None:
     T, H, D = q.shape
     P, HK, _ = k_pool.shape
-    if HK != plan.kv_heads or H % HK or k_pool.shape[2] != D or v_pool.shape != k_pool.shape or out.shape != q.shape:
+    if (
+        (HK, H % HK, k_pool.shape[2]) != (plan.kv_heads, 0, D)
+        or v_pool.shape != k_pool.shape
+        or out.shape != q.shape
+    ):
         raise ValueError(
-            f"q {tuple(q.shape)}, k_pool {tuple(k_pool.shape)}, v_pool {tuple(v_pool.shape)}, out"
+            f"q {tuple(q.shape)}, k_pool {tuple(k_pool.shape)}, v_pool {tuple(v_pool.shape)} and out"
             f" {tuple(out.shape)} do not fit each other and a plan for {plan.kv_heads} key/value heads"
         )
-    if T < plan.launch.rows or P < plan.pool_rows:
+    if plan.launch.rows > T or plan.pool_rows > P:
         raise ValueError(
             f"the plan needs {plan.launch.rows} rows and {plan.pool_rows} pool rows; there are {T} and {P}"
         )
     if len({q.dtype, k_pool.dtype, v_pool.dtype, out.dtype}) > 1:
-        raise ValueError(f"types differ: q {q.dtype}, pools {k_pool.dtype} and {v_pool.dtype}, out {out.dtype}")
-    if any(x.stride(-1) != 1 for x in (q, k_pool, v_pool, out)):
-        raise ValueError("q, k_pool, v_pool and out must be contiguous in their last dimension")
+        raise ValueError(
+            f"types differ: q {q.dtype}, pools {k_pool.dtype} and {v_pool.dtype}, out {out.dtype}"
+        )
+    if any(x.stride(2) != 1 for x in (q, k_pool, v_pool, out)):
+        raise ValueError("q, the pools and out must be contiguous in their last dimension")
+    if any((n * x.itemsize) % 16 for x in (k_pool, v_pool) for n in (x.stride(0), x.stride(1))):
+        raise ValueError(
+            f"pool rows and heads must lie 16 bytes apart or a multiple of it: {k_pool.stride()}"
+        )
     if not softmax_scale > 0:
         raise ValueError(f"softmax_scale must be positive, not {softmax_scale}")
 
@@ -308,7 +352,7 @@ def _check(q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, plan: Attenti
 def _attend_dense(
     q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, block: DenseBlock, softmax_scale: float
 ) -> None:
-    """cuDNN's attention over one both-ways block; raises RuntimeError if that backend cannot run."""
+    """Run cuDNN's attention over one both-ways block; a backend that builds N x N scores is never taken."""
     rows = slice(block.start, block.start + block.length)
     own = slice(block.own_start, block.own_start + block.length)
     query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in (q[rows], k_pool[own], v_pool[own]))
@@ -317,35 +361,31 @@ def _attend_dense(
     out[rows] = attended[0].transpose(0, 1)
 
 
-def _launch(q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, plan: AttentionPlan, softmax_scale: float) -> None:
-    _, H, D = q.shape
-    HK = plan.kv_heads
+def _attend_tiles(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, plan: AttentionPlan, softmax_scale: float
+) -> None:
+    (_, H, D), HK = q.shape, plan.kv_heads
     launch, tile = plan.launch, plan.launch.tile
-    block_d = triton.next_power_of_2(D)
+    width = triton.next_power_of_2(D)
     partial = q.new_empty((launch.partials, HK, tile.block_m, D), dtype=torch.float32)
     lse = q.new_empty((launch.partials, HK, tile.block_m), dtype=torch.float32)
-    shape = {"HEAD_DIM": D, "GROUP": H // HK, "KV_HEADS": HK, "BLOCK_M": tile.block_m, "BLOCK_D": block_d}
-    use_descriptors = USE_DESCRIPTORS
-    k_desc = v_desc = None
-    if use_descriptors:
-        k_desc, v_desc = (
-            TensorDescriptor(pool, [pool.shape[0], HK * D], [pool.stride(0), 1], [tile.block_n, D])
-            for pool in (k_pool, v_pool)
-        )
+    shape = {"HEAD_DIM": D, "GROUP": H // HK, "KV_HEADS": HK, "BLOCK_M": tile.block_m, "BLOCK_D": width}
+    k_desc, v_desc = (
+        TensorDescriptor(pool, pool.shape, pool.stride(), [tile.block_n, 1, width])
+        for pool in (k_pool, v_pool)
+    )
     _prefix_bidir_kernel[(launch.programs, HK)](
         q, k_pool, v_pool, out, partial, lse,
         plan.row_ranges, plan.program_starts, plan.items,
         q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), v_pool.stride(0), v_pool.stride(1),
         out.stride(0), out.stride(1),
-        softmax_scale * LOG2_E,
-        k_desc, v_desc,
-        **shape, ITEM_FIELDS=ITEM_FIELDS, BLOCK_N=tile.block_n,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", USE_DESCRIPTORS=use_descriptors,
+        softmax_scale * LOG2_E, k_desc, v_desc,
+        **shape, ITEM_FIELDS=ITEM_FIELDS, BLOCK_N=tile.block_n, OVERLAP=tile.overlap,
+        PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",  # three products of TF32 parts keep FP32's digits
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if launch.merges:
-        parts = triton.cdiv(tile.block_m, MERGE_ROWS)
-        _merge_kernel[(launch.merges, HK, parts)](
+        _merge_kernel[(launch.merges, HK, triton.cdiv(tile.block_m, MERGE_ROWS))](
             out, partial, lse, plan.merges, out.stride(0), out.stride(1),
             **shape, MERGE_FIELDS=MERGE_FIELDS, BLOCK_R=MERGE_ROWS, num_warps=4,
         )  # fmt: skip
