@@ -162,10 +162,10 @@ def kernel_times(bench: Bench, engine: DecisionEngine, row: Row, most: int = 14)
         torch.cuda.synchronize()
     events = sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)
     total = sum(event.self_device_time_total for event in events)
-    lines = [f"{row.name}: {total / 1000:.2f} ms on the device"]
-    for event in events[:most]:
-        lines.append(f"  {event.self_device_time_total / 1000:9.3f} ms  {event.count:5d} x  {event.key[:90]}")
-    return lines
+    return [
+        f"{row.name}: {total / 1000:.2f} ms on the device",
+        *(f"{e.self_device_time_total / 1000:11.3f} ms {e.count:5d} x  {e.key[:90]}" for e in events[:most]),
+    ]
 
 
 def floor_ms(row: Row, weights: Weights, shapes: ceilings.Geometry) -> dict[str, float]:
