@@ -1,0 +1,59 @@
+"""Probabilities, temperatures and typed answers."""
+
+import math
+
+import pytest
+import torch
+
+from d3serve.errors import InvalidModelOutput
+from d3serve.model.readout import confidence, read_probabilities, to_answer
+from d3serve.schemas import ChoiceQuestion, NoulQuestion, ScoreQuestion
+
+
+def test_probabilities_are_a_softmax_over_the_questions_own_codes():
+    hidden, readout = torch.eye(3)[:2] * 2, torch.arange(12.0).view(4, 3) / 10
+    found = read_probabilities(hidden, readout, options=[2, 4], temperatures=[1.0, 0.5])
+    for row, (options, temperature) in enumerate([(2, 1.0), (4, 0.5)]):
+        expected = (readout[:options] @ hidden[row] / temperature).softmax(dim=0)
+        assert found[row] == pytest.approx(expected.tolist(), abs=1e-7)
+        assert math.fsum(found[row]) == pytest.approx(1.0, abs=1e-15)
+
+
+def test_the_readout_is_float32_whatever_the_backbone_is():
+    hidden = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
+    readout = torch.randn(255, 64, generator=torch.Generator().manual_seed(1))
+    coarse = read_probabilities(hidden.bfloat16(), readout, [255], [1.0])[0]
+    expected = (readout.double() @ hidden.bfloat16().double()[0]).softmax(dim=0)
+    assert coarse == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_numbers_that_are_no_probabilities_are_refused(value):
+    with pytest.raises(InvalidModelOutput):
+        read_probabilities(torch.full((1, 3), value), torch.ones(4, 3), [2], [1.0])
+
+
+def test_confidence_is_one_minus_relative_entropy():
+    assert confidence([0.5, 0.5]) == 0.0
+    assert confidence([1.0, 0.0, 0.0]) == 1.0
+    assert confidence([1.0]) == 1.0
+    assert confidence([0.9, 0.1]) == pytest.approx(1 - 0.325082973391448 / math.log(2))
+
+
+def test_choice_takes_the_first_of_equals_and_keeps_the_order():
+    question = ChoiceQuestion(type="choice", criteria={"z": None, "a": None, "m": None})
+    answer = to_answer(question, [0.25, 0.375, 0.375])
+    assert answer.choice == "a"
+    assert list(answer.probabilities) == ["z", "a", "m"]
+
+
+def test_noul_is_the_probability_of_yes():
+    assert to_answer(NoulQuestion(type="noul"), [0.2, 0.8]).model_dump() == {"type": "noul", "noul": 0.8}
+
+
+def test_score_is_the_expected_level_with_a_legend():
+    question = ScoreQuestion(type="score", criteria=["bad", {"b": 1, "a": "é"}, "good"])
+    answer = to_answer(question, [0.1, 0.3, 0.6])
+    assert answer.score == pytest.approx(1.5)
+    assert answer.legend == {"0": "bad", "1": '{"a":"é","b":1}', "2": "good"}
+    assert answer.probabilities == {"0": 0.1, "1": 0.3, "2": 0.6}

@@ -1,0 +1,255 @@
+"""What we do not understand is refused at load, with the field and its value, and never with a traceback."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from d3serve.errors import (
+    InvalidCheckpoint,
+    InvalidQuestion,
+    InvalidRequest,
+    MaxTokensExceeded,
+    TooManyOptions,
+)
+from d3serve.model.checkpoint import load_weights
+from d3serve.model.config import load_decision_config, load_geometry
+from d3serve.model.engine import DecisionEngine
+from d3serve.schemas import ChoiceQuestion, NoulQuestion, ScoreQuestion
+
+
+@pytest.fixture
+def package(tiny_checkpoint, tmp_path):
+    """A copy of the tiny checkpoint to break."""
+    return shutil.copytree(tiny_checkpoint, tmp_path / "package")
+
+
+def edit(package, name, change):
+    values = json.loads((package / name).read_text())
+    change(values)
+    (package / name).write_text(json.dumps(values))
+
+
+def refusal(package) -> InvalidCheckpoint:
+    with pytest.raises(InvalidCheckpoint) as refused:
+        DecisionEngine.load(str(package), device="cpu")
+    return refused.value
+
+
+DECISION = [
+    ("attention_mode", "block_bidir", '"block_bidir"'),
+    ("attention_mode", None, "null"),
+    ("prompt_layout", "header-v9", '"header-v9"'),
+    ("prompt_layout", "header-v1", "no public description"),
+    ("pooling", "mean", '"mean"'),
+    ("format_version", 2, "2"),
+    ("format_version", True, "true"),
+    ("format_version", "1", '"1"'),
+    ("format_id", "d3-code-readout-v2", '"d3-code-readout-v2"'),
+    ("prompt", "pplx", '"pplx"'),
+    ("readout_dtype", "int8", '"int8"'),
+    ("temperature", 0, "0"),
+    ("temperature", True, "true"),
+    ("temperature", "0.75", '"0.75"'),
+    ("max_length", True, "true"),
+    ("max_length", 15, "15"),
+    ("validated_length", 32768.0, "32768.0"),
+    ("codes", ["A"], '["A"]'),
+    ("token_ids", [True] * 255, "[true"),
+    ("logit_bias", {"A": 1}, '{"A": 1}'),
+    ("temperature_by_questions", {"max_questions": [1], "temperature": [1.0]}, "rising"),
+    ("temperature_by_questions", {"max_questions": [4, 1], "temperature": [1.0, 1.0, 1.0]}, "rising"),
+    ("temperature_by_questions", {"max_questions": [1], "temperature": [1.0, True]}, "rising"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "shown"), DECISION)
+def test_decision_config(field, value, shown, package):
+    edit(package, "decision_config.json", lambda c: c.update({field: value}))
+    with pytest.raises(InvalidCheckpoint) as refused:
+        load_decision_config(package)
+    assert refused.value.field == field
+    assert f"decision_config.json: {field} is" in refused.value.message
+    assert shown in refused.value.message
+
+
+GEOMETRY = [
+    ("layer_types", None, "layer_types is null"),
+    ("layer_types", ["full_attention"] * 5 + ["sliding_attention"], "sliding_attention"),
+    ("num_hidden_layers", True, "num_hidden_layers is true"),
+    ("head_dim", "32", 'head_dim is "32"'),
+    ("hidden_act", "gelu", 'hidden_act is "gelu"'),
+    ("attn_output_gate", False, "attn_output_gate is false"),
+    ("num_attention_heads", 5, "multiple of num_key_value_heads"),
+    ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4}, 'rope_type is "yarn"'),
+    ("model_type", "qwen3", 'model_type is "qwen3"'),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "shown"), GEOMETRY)
+def test_config(field, value, shown, package):
+    edit(package, "config.json", lambda c: c["text_config"].update({field: value}))
+    with pytest.raises(InvalidCheckpoint, match=r"^config\.json: text_config") as refused:
+        load_geometry(package)
+    assert shown in refused.value.message
+
+
+FILES = ["config.json", "decision_config.json", "model.safetensors", "readout.safetensors", "tokenizer.json"]
+
+
+@pytest.mark.parametrize("name", [*FILES, "tokenizer_config.json", "chat_template.jinja"])
+def test_a_missing_file_is_named(name, package):
+    (package / name).unlink()
+    assert name in refusal(package).message
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "decision_config.json", "model.safetensors", "readout.safetensors"]
+)
+def test_a_damaged_file_is_named(name, package):
+    (package / name).write_bytes(b"\x00{]")
+    assert name in refusal(package).message
+
+
+def test_codes_of_another_tokenizer(package):
+    edit(package, "decision_config.json", lambda c: c["codes"].__setitem__(3, "ZZ"))
+    assert "codes[3] is 'ZZ'" in refusal(package).message
+
+
+def test_token_ids_of_another_tokenizer(package):
+    edit(package, "decision_config.json", lambda c: c["token_ids"].__setitem__(7, 12))
+    assert "codes[7] is 'H' with token 12" in refusal(package).message
+
+
+def test_a_chat_template_of_another_format(package):
+    (package / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert "chat_template.jinja renders" in refusal(package).message
+
+
+def test_a_chat_template_that_thinks(package):
+    template = (package / "chat_template.jinja").read_text()
+    (package / "chat_template.jinja").write_text(
+        template.replace("enable_thinking is false", "enable_thinking")
+    )
+    assert "chat_template.jinja renders" in refusal(package).message
+
+
+def test_a_tokenizer_class_that_we_do_not_know(package):
+    edit(package, "tokenizer_config.json", lambda c: c.update(tokenizer_class="LlamaTokenizer"))
+    assert "tokenizer_class" in refusal(package).message
+
+
+def test_neither_folder_nor_repository():
+    with pytest.raises(InvalidCheckpoint, match="no folder here"):
+        DecisionEngine.load("/nonexistent/d3", device="cpu")
+
+
+# --- tensors ---------------------------------------------------------------------------------------
+
+
+def reweigh(package, change, name="model.safetensors"):
+    tensors = load_file(package / name)
+    change(tensors)
+    save_file(tensors, package / name)
+
+
+TENSORS = {
+    "missing": lambda t: t.pop("language_model.layers.2.linear_attn.A_log"),
+    "not part of this geometry": lambda t: t.update(
+        {"language_model.layers.9.mlp.up_proj.weight": torch.ones(2)}
+    ),
+    "is not part": lambda t: t.update({"lm_head.weight": torch.ones(2)}),
+    "config.json says [128]": lambda t: t.update({"language_model.norm.weight": torch.ones(64)}),
+    "torch.int8": lambda t: t.update({"language_model.norm.weight": torch.ones(128, dtype=torch.int8)}),
+    "twice": lambda t: t.update({"model.language_model.norm.weight": torch.ones(128)}),
+}
+
+
+@pytest.mark.parametrize("reason", TENSORS)
+def test_tensors(reason, package):
+    reweigh(package, TENSORS[reason])
+    assert reason in refusal(package).message
+
+
+def test_a_readout_that_is_not_float32(package):
+    reweigh(package, lambda t: t.update(weight=t["weight"].bfloat16()), "readout.safetensors")
+    assert "torch.bfloat16" in refusal(package).message
+
+
+def test_an_index_that_points_outside(package):
+    (package / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "../../x.safetensors"}})
+    )
+    assert "outside the package" in refusal(package).message
+
+
+@pytest.mark.parametrize("prefix", ["language_model.", "model.language_model.", "language_model.model."])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_every_published_naming_loads_the_same_weights(
+    prefix, shards, tmp_path, tiny_checkpoint, checkpoint_tool
+):
+    variant = checkpoint_tool.Variant(prefix=prefix, shards=shards, extras=True)
+    package = checkpoint_tool.write_checkpoint(tmp_path / "variant", variant)
+    cpu = torch.device("cpu")
+    ours, plain = (
+        load_weights(each, load_geometry(each), cpu, torch.float32) for each in (package, tiny_checkpoint)
+    )
+    assert torch.equal(ours.embedding, plain.embedding)
+    assert all(torch.equal(a.gate_up, b.gate_up) for a, b in zip(ours.layers, plain.layers, strict=True))
+    assert torch.equal(ours.readout, plain.readout)
+
+
+def test_sensitive_parameters_are_never_rounded(package):
+    reweigh(package, lambda t: t.update({"language_model.norm.weight": torch.full((128,), 1 / 3)}))
+    weights = load_weights(package, load_geometry(package), torch.device("cpu"), torch.bfloat16)
+    assert weights.norm[0] == torch.tensor(1 / 3)
+    assert weights.layers[0].mixer.A_log.dtype == torch.float32
+    assert weights.embedding.dtype == torch.bfloat16
+
+
+# --- requests --------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_is_too_long_names_its_question_and_is_not_cut(engine):
+    short, long = (NoulQuestion(type="noul", instructions="x" * n) for n in (1, 400))
+    with pytest.raises(MaxTokensExceeded) as refused:
+        engine.prepare("state", {"short": short, "long": long}, max_tokens=300)
+    assert refused.value.field == "questions.long"
+    assert refused.value.details["limit"] == 300
+    assert refused.value.details["tokens"] > 300
+    engine.prepare("state", {"long": long}, max_tokens=refused.value.details["tokens"])
+
+
+def test_the_models_own_limit_wins(package):
+    edit(package, "decision_config.json", lambda c: c.update(max_length=100))
+    engine = DecisionEngine.load(str(package), device="cpu")
+    with pytest.raises(MaxTokensExceeded):
+        engine.prepare("x" * 100, {"q": NoulQuestion(type="noul")}, max_tokens=10_000)
+
+
+def test_questions_that_cannot_be_rendered(engine):
+    cases = [
+        (ScoreQuestion(type="score", criteria=["a", "a"]), InvalidQuestion),
+        (ScoreQuestion(type="score", criteria=["a", ""]), InvalidQuestion),
+        (ScoreQuestion(type="score", criteria=["[1]", [1]]), InvalidQuestion),
+        (NoulQuestion(type="noul", instructions="\ud800"), InvalidQuestion),
+        (
+            ChoiceQuestion.model_construct(type="choice", criteria=dict.fromkeys(map(str, range(256)))),
+            TooManyOptions,
+        ),
+    ]
+    for question, kind in cases:
+        with pytest.raises(kind) as refused:
+            engine.prepare("state", {"fine": NoulQuestion(type="noul"), "bad": question})
+        assert refused.value.field == "questions.bad"
+
+
+def test_states_that_cannot_be_read(engine):
+    question = {"q": NoulQuestion(type="noul")}
+    for state in ("\ud800", {"a": "\udfff"}):
+        with pytest.raises(InvalidRequest, match="lone surrogate, U\\+D"):
+            engine.prepare(state, question)
+    with pytest.raises(InvalidRequest, match="at least one question"):
+        engine.prepare("state", {})

@@ -1,0 +1,202 @@
+"""The state cache: complete or absent, pinned while in use, never written by a question, bounded."""
+
+import random
+
+import pytest
+import torch
+
+from d3serve.errors import InvalidModelOutput, OutOfDeviceMemory
+from d3serve.kernels import reference
+from d3serve.model.backbone import row_bytes, slot_bytes
+from d3serve.model.engine import DecisionEngine
+from d3serve.model.state_cache import RangeAllocator, StateCache
+from d3serve.schemas import NoulQuestion
+
+QUESTIONS = {
+    f"q{n}": NoulQuestion(type="noul", instructions=f"Is it {'very ' * n}urgent?") for n in range(16)
+}
+ONE = {"q": QUESTIONS["q3"]}
+LONG = "the customer was charged twice for an order "
+
+
+def sized(package, *, slots: int, rows: int) -> DecisionEngine:
+    """An engine whose pools hold exactly so much."""
+    engine = DecisionEngine.load(str(package), device="cpu", state_cache_bytes=2**20)
+    g, pools = engine.backbone.geometry, engine.backbone.pools
+    sizes = {"row_bytes": row_bytes(g, pools.k.dtype), "slot_bytes": slot_bytes(g, pools.k.dtype)}
+    engine.cache = StateCache(rows=rows, slots=slots, **sizes)
+    engine.backbone.pools = type(pools).allocate(
+        g, rows=rows, slots=slots, device=torch.device("cpu"), dtype=torch.float32
+    )
+    return engine
+
+
+def values(decided) -> list[float]:
+    return [answer.noul for answer in decided.answers.values()]
+
+
+def checksum(engine) -> list[float]:
+    pools = engine.backbone.pools
+    return [
+        pools.recurrent.double().sum().item(),
+        pools.conv.double().sum().item(),
+        pools.conv.abs().max().item(),
+    ]
+
+
+def test_twenty_repeats_over_one_cached_state_are_bit_equal_and_leave_it_alone(engine):
+    job = engine.prepare(LONG, {name: QUESTIONS[name] for name in ("q0", "q3", "q9")})
+    engine.decide([job])
+    before, first = checksum(engine), engine.decide([job])[0].answers
+    entry = engine.cache.acquire(job.state_key)
+    kept = engine.backbone.pools.k[:, entry.start : entry.start + entry.length].clone()
+    engine.cache.release(entry)
+    assert all(engine.decide([job])[0].answers == first for _ in range(20))
+    assert checksum(engine) == before
+    assert torch.equal(kept, engine.backbone.pools.k[:, entry.start : entry.start + entry.length])
+
+
+@pytest.mark.parametrize("state", ["", "x", LONG])
+def test_a_new_state_does_not_depend_on_what_its_place_held(state, engine):
+    expected = values(engine.decide([engine.prepare(state, QUESTIONS)])[0])
+    engine.cache.forget(engine.cached_state_keys()[0])
+    pools = engine.backbone.pools
+    for pool in (pools.k, pools.v, pools.recurrent, pools.conv):
+        pool.fill_(float("nan"))
+    assert values(engine.decide([engine.prepare(state, QUESTIONS)])[0]) == expected
+
+
+def test_more_states_than_slots_take_several_passes(tiny_checkpoint, engine):
+    small = sized(tiny_checkpoint, slots=2, rows=2_000)
+    states = [f"{LONG} {n}" for n in range(7)]
+    found = small.decide([small.prepare(state, ONE) for state in states])
+    expected = engine.decide([engine.prepare(state, ONE) for state in states])
+    for ours, theirs in zip(found, expected, strict=True):
+        assert values(ours) == pytest.approx(values(theirs), abs=1e-5)
+        assert not ours.usage.state_cached
+    assert len(small.cached_state_keys()) == 2
+    assert small.cache_stats.evictions == 5
+
+
+def test_two_states_that_do_not_fit_together_alternate(tiny_checkpoint, engine):
+    jobs = [engine.prepare(LONG * 8 + name, QUESTIONS) for name in "ab"]
+    questions = max(sum(map(len, job.blocks)) for job in jobs)
+    small = sized(tiny_checkpoint, slots=4, rows=int(1.5 * jobs[0].state_tokens) + questions)
+    expected = [values(each) for each in engine.decide(jobs)]
+    for _ in range(3):
+        for job, wanted in zip(jobs, expected, strict=True):
+            assert values(small.decide([job])[0]) == pytest.approx(wanted, abs=1e-5)
+    together = small.decide(jobs)
+    assert [values(each) for each in together] == [pytest.approx(each, abs=1e-5) for each in expected]
+
+
+def test_questions_that_do_not_fit_one_pass_take_several_over_one_reading(tiny_checkpoint, engine):
+    job = engine.prepare(LONG, QUESTIONS)
+    small = sized(tiny_checkpoint, slots=1, rows=job.state_tokens + 3 * max(map(len, job.blocks)))
+    (found,) = small.decide([job])
+    assert values(found) == pytest.approx(values(engine.decide([job])[0]), abs=1e-5)
+    assert found.usage.computed_tokens == job.state_tokens + sum(map(len, job.blocks))
+    assert not found.usage.state_cached
+
+
+def test_what_does_not_fit_even_alone_is_refused_with_the_sizes(tiny_checkpoint):
+    small = sized(tiny_checkpoint, slots=1, rows=200)
+    job = small.prepare(LONG * 9, ONE)
+    with pytest.raises(OutOfDeviceMemory) as refused:
+        small.decide([job])
+    assert refused.value.details == {
+        "state_tokens": job.state_tokens,
+        "question_tokens": len(job.blocks[0]),
+        "rows": 200,
+    }
+    fits = small.prepare("x", ONE)
+    assert small.decide([fits])[0].usage.questions == 1, "a refusal leaves the pools usable"
+
+
+def test_a_failed_pass_leaves_no_state_behind(engine, monkeypatch):
+    job = engine.prepare(LONG, ONE)
+    rule = reference.gated_delta_rule
+    monkeypatch.setattr(reference, "gated_delta_rule", lambda *a, **k: rule(*a, **k) * float("nan"))
+    with pytest.raises(InvalidModelOutput):
+        engine.decide([job])
+    assert engine.cached_state_keys() == []
+    monkeypatch.undo()
+    (decided,) = engine.decide([job])
+    assert not decided.usage.state_cached
+    assert engine.cached_state_keys() == [job.state_key]
+
+
+def test_a_cached_state_that_gives_no_probabilities_is_forgotten(engine):
+    job = engine.prepare(LONG, ONE)
+    engine.decide([job])
+    engine.backbone.pools.recurrent.fill_(float("nan"))
+    with pytest.raises(InvalidModelOutput):
+        engine.decide([job])
+    assert engine.decide([job])[0].usage.state_cached is False
+
+
+def test_salts_and_states_have_keys_of_their_own(engine):
+    keys = {
+        engine.prepare(state, ONE, salt=salt).state_key for state in ("a", "b") for salt in ("", "x", "y")
+    }
+    assert len(keys) == 6
+    assert engine.prepare("a", ONE).state_key == engine.prepare("a", QUESTIONS).state_key
+
+
+def test_a_thousand_short_states_then_long_ones_stay_within_the_budget():
+    cache = StateCache(rows=10_000, slots=32, row_bytes=10, slot_bytes=1_000)
+    for n in range(1_000):
+        entry = cache.reserve(f"short {n}", 100)
+        cache.publish(entry)
+        cache.release(entry)
+    assert len(cache.keys()) == 32
+    assert cache.used_bytes <= 10_000 * 10 + 32 * 1_000
+    for n in range(3):
+        entry = cache.reserve(f"long {n}", 9_000)
+        cache.publish(entry)
+        cache.release(entry)
+        assert cache.keys()[-1] == f"long {n}"
+    assert cache.used_bytes <= 10_000 * 10 + 32 * 1_000
+
+
+def test_pinned_states_are_never_evicted():
+    cache = StateCache(rows=100, slots=2, row_bytes=1, slot_bytes=1)
+    pinned = cache.reserve("a", 60)
+    assert cache.acquire("a") is None, "not findable before it is complete"
+    cache.publish(pinned)
+    assert cache.reserve("b", 60) is None
+    assert cache.reserve_scratch(50) is None
+    assert cache.keys() == ["a"]
+    cache.release(pinned)
+    other = cache.reserve("b", 60)
+    assert other is not None
+    assert cache.keys() == []
+
+
+def test_the_least_recently_used_goes_first():
+    cache = StateCache(rows=90, slots=3, row_bytes=1, slot_bytes=1)
+    for key in "abc":
+        entry = cache.reserve(key, 30)
+        cache.publish(entry)
+        cache.release(entry)
+    cache.release(cache.acquire("a"))
+    cache.release(cache.reserve("d", 30))
+    assert cache.keys() == ["c", "a"]
+
+
+def test_ranges_never_overlap_and_all_come_back():
+    draw = random.Random(3)  # noqa: S311  (sizes, not secrets)
+    ranges, held = RangeAllocator(500), []
+    for _ in range(3_000):
+        if held and draw.random() < 0.5:
+            ranges.free(*held.pop(draw.randrange(len(held))))
+            continue
+        length = draw.randint(1, 120)
+        start = ranges.allocate(length, high=draw.random() < 0.3)
+        if start is not None:
+            assert 0 <= start <= 500 - length
+            assert all(start + length <= s or s + n <= start for s, n in held)
+            held.append((start, length))
+    for each in held:
+        ranges.free(*each)
+    assert list(ranges.gaps()) == [(0, 500)]

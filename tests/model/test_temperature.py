@@ -1,0 +1,48 @@
+"""The temperature depends on the client's job, never on the turn that it was merged into."""
+
+import json
+import math
+import shutil
+
+import pytest
+
+from d3serve.model.config import load_decision_config
+from d3serve.model.engine import DecisionEngine
+from d3serve.schemas import NoulQuestion
+
+BUCKETS = {"max_questions": [1, 4, 16], "temperature": [2.0, 1.0, 0.5, 0.25]}
+ASKED = NoulQuestion(type="noul", instructions="Urgent?")
+
+
+@pytest.fixture
+def package(tiny_checkpoint, tmp_path):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "package")
+    values = json.loads((folder / "decision_config.json").read_text())
+    values["temperature_by_questions"] = BUCKETS
+    (folder / "decision_config.json").write_text(json.dumps(values))
+    return folder
+
+
+def test_each_number_of_questions_has_its_bucket(package):
+    config = load_decision_config(package)
+    expected = {1: 2.0, 2: 1.0, 4: 1.0, 5: 0.5, 16: 0.5, 17: 0.25, 256: 0.25}
+    assert {n: config.temperature_for(n) for n in expected} == expected
+
+
+def logit(p: float) -> float:
+    return math.log(p / (1 - p))
+
+
+def test_a_merged_turn_keeps_each_jobs_own_temperature(package):
+    engine = DecisionEngine.load(str(package), device="cpu")
+
+    def job(count):
+        others = {f"q{n}": NoulQuestion(type="noul", instructions=f"Is it {n}?") for n in range(count - 1)}
+        return engine.prepare("a state", {"asked": ASKED} | others)
+
+    decided = engine.decide([job(n) for n in (1, 3, 10, 20)])
+    logits = [logit(each.answers["asked"].noul) for each in decided]
+    for ours, factor in zip(logits[1:], (2, 4, 8), strict=True):
+        assert ours == pytest.approx(logits[0] * factor, rel=1e-4)
+    (alone,) = engine.decide([job(1)])
+    assert logit(alone.answers["asked"].noul) == pytest.approx(logits[0], rel=1e-4)
