@@ -255,14 +255,14 @@ def _decided(progress: Progress) -> DecidedJob:
     job = progress.job
     answers = {
         name: to_answer(question, probabilities)
-        for (name, question), probabilities in zip(job.questions.items(), progress.probabilities, strict=True)
+        for (name, question), probabilities in zip(job.by_name.items(), progress.probabilities, strict=True)
     }
     usage = Usage(
         input_tokens=job.input_tokens,
         computed_tokens=progress.computed_tokens,
         state_tokens=job.state_tokens,
         state_cached=job.state_tokens > 0 and not progress.read_state,
-        questions=len(job.questions),
+        questions=job.questions,
     )
     return DecidedJob(answers, usage)
 
