@@ -3,7 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import structlog
 from redis.exceptions import RedisError
@@ -47,9 +47,9 @@ class Dispatcher:
         """End the task and wake everybody; `closed` tells them why."""
         self.closed = True
         if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            while not self._task.done():  # redis-py swallows a cancellation that meets it while it connects
+                self._task.cancel()
+                await asyncio.wait({self._task}, timeout=0.1)
         self._wake_all()
 
     @contextmanager
