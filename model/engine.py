@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -13,11 +13,13 @@ from pydantic import JsonValue
 from d3serve.errors import DeviceError, InvalidRequest, MaxTokensExceeded, OutOfDeviceMemory
 from d3serve.model.backbone import Backbone, PassInputs, Pools, row_bytes, slot_bytes
 from d3serve.model.buckets import MAX_ROWS, ROW_STEP, Bucket
-from d3serve.model.checkpoint import load_weights, locate
+from d3serve.model.checkpoint import load_weights
 from d3serve.model.config import DecisionConfig, load_decision_config, load_geometry
 from d3serve.model.graphs import GraphCache
+from d3serve.model.hub import locate
 from d3serve.model.plan import PassRows, plan_rows
 from d3serve.model.prompt import Tokens, build_prompts
+from d3serve.model.random_weights import random_weights
 from d3serve.model.readout import option_count, read_probabilities, to_answer
 from d3serve.model.state_cache import CacheStats, StateCache
 from d3serve.model.tokenizer import PromptTokenizer, SpecialTokens, load_tokenizer
@@ -73,26 +75,32 @@ class DecisionEngine:
         dtype: str | None = None,
         state_cache_bytes: int | None = None,
         special_tokens_in_text: SpecialTokens = "plain",
+        load_format: Literal["safetensors", "random"] = "safetensors",
     ) -> Self:
         """Load a package from a folder or the Hub and allocate the state cache.
 
         Args:
             model: local folder or Hub id.
-            revision: Hub revision.
+            revision: Hub revision; None means the pinned one.
             device: `cpu` or `cuda`; None takes a GPU if there is one.
             dtype: `float32` or `bfloat16`; None means bfloat16 on a GPU, float32 elsewhere.
             state_cache_bytes: memory of the pools; None takes a share of what the weights leave.
             special_tokens_in_text: how control tokens inside user text are read.
+            load_format: `random` draws the weights instead of reading them.
 
         Raises:
             InvalidCheckpoint: the package is incomplete, inconsistent or of a kind that we do not know.
         """
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         kind = getattr(torch, dtype or ("bfloat16" if where.type == "cuda" else "float32"))
-        folder = locate(model, revision)
+        package = locate(model, revision)
+        folder = package.folder
         config, geometry = load_decision_config(folder), load_geometry(folder)
         tokenizer = load_tokenizer(folder, config, special_tokens_in_text)
-        weights = load_weights(folder, geometry, where, kind)
+        if load_format == "random":
+            weights, _ = random_weights(geometry, where, kind)
+        else:
+            weights = load_weights(folder, geometry, where, kind)
         budget = _cache_bytes(where) if state_cache_bytes is None else state_cache_bytes
         a_row, a_slot = row_bytes(geometry, kind), slot_bytes(geometry, kind)
         slots = max(1, min(MAX_SLOTS, budget // 2 // a_slot))
@@ -102,8 +110,8 @@ class DecisionEngine:
         pools = Pools.allocate(geometry, rows=cache.rows, slots=slots, device=where, dtype=kind)
         max_length = config.max_length or geometry.max_positions
         info = ModelInfo(
-            name=folder.name if Path(model).expanduser().is_dir() else model,
-            revision=revision,
+            name=package.name,
+            revision=package.revision,
             attention_mode=config.attention_mode,
             prompt_layout=config.prompt_layout,
             validated_length=config.validated_length or max_length,
@@ -113,7 +121,7 @@ class DecisionEngine:
         )
         return cls(
             info=info,
-            identity=_identity(folder, revision),
+            identity=_identity(folder, package.revision),
             config=config,
             tokenizer=tokenizer,
             backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS),

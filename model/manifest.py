@@ -1,0 +1,101 @@
+"""Checks a package against its own manifest and says what it is, without loading it."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from d3serve.errors import InvalidCheckpoint
+from d3serve.model.config import load_decision_config, load_geometry, read_json
+from d3serve.model.shards import DRAFT_HEAD, READOUT, VISION, backbone_files, tensor_sizes
+
+MANIFEST = "MODEL_MANIFEST.json"
+SCHEMA = "d3-package-manifest/1"
+BLOCK_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class PackageReport:
+    """What a package says it is, and everything about it that is not as it says."""
+
+    attention_mode: str
+    prompt_layout: str | None
+    layers: str
+    hidden: int
+    validated_length: int | None
+    parameters: dict[str, int]
+    files_checked: int
+    problems: tuple[str, ...]
+
+
+def check_package(folder: Path) -> PackageReport:
+    """Hash every file that the manifest lists, count the parameters and compare both.
+
+    Raises:
+        InvalidCheckpoint: the package cannot be described at all: its configuration is refused, or a
+            weights file is missing or damaged. What merely differs from the manifest is in `problems`.
+    """
+    config, geometry = load_decision_config(folder), load_geometry(folder)
+    parameters = _count_parameters(folder)
+    manifest = read_json(folder / MANIFEST)
+    full, linear = geometry.full_layers, geometry.linear_layers
+    problems = tuple(_problems(folder, manifest, parameters))
+    return PackageReport(
+        attention_mode=config.attention_mode,
+        prompt_layout=config.prompt_layout,
+        layers=f"{full + linear} ({linear} linear, {full} full attention)",
+        hidden=geometry.hidden,
+        validated_length=config.validated_length,
+        parameters=parameters,
+        files_checked=len(manifest.get("files_sha256", {})),
+        problems=problems,
+    )
+
+
+def _problems(folder: Path, manifest: dict[str, Any], parameters: dict[str, int]) -> Iterator[str]:
+    if manifest.get("schema") != SCHEMA:
+        yield f"{MANIFEST}: schema is {manifest.get('schema')!r}; this version knows {SCHEMA}"
+    digests, sizes = manifest.get("files_sha256"), manifest.get("files_bytes", {})
+    if not isinstance(digests, dict) or not isinstance(sizes, dict):
+        raise InvalidCheckpoint(f"{MANIFEST}: files_sha256 and files_bytes must be objects", field=MANIFEST)
+    for name, expected in digests.items():
+        yield from _file_problems(folder, name, sizes.get(name), expected)
+    for path in sorted(folder.glob("*.safetensors")):
+        if path.name not in digests:
+            yield f"{path.name}: is not in the manifest"
+    for part, stated in manifest.get("parameters", {}).items():
+        if part in parameters and parameters[part] != stated:
+            yield f"parameters: {part} has {parameters[part]:,}; the manifest says {stated:,}"
+
+
+def _file_problems(folder: Path, name: str, size: int | None, digest: str) -> Iterator[str]:
+    path = folder / name
+    if Path(name).name != name:
+        yield f"{name}: lies outside the package"
+    elif not path.is_file():
+        yield f"{name}: is missing"
+    elif size is not None and path.stat().st_size != size:
+        yield f"{name}: has {path.stat().st_size} bytes; the manifest says {size}"
+    elif (found := _sha256(path)) != digest:
+        yield f"{name}: has SHA-256 {found}; the manifest says {digest}"
+
+
+def _count_parameters(folder: Path) -> dict[str, int]:
+    """Parameters by part, from the headers of the weights files alone."""
+    counts = {"text": 0, "vision": 0, "readout": 0, "loaded": 0}
+    for path in backbone_files(folder):
+        for name, numbers in tensor_sizes(path):
+            if not name.startswith(DRAFT_HEAD):
+                counts["vision" if name.startswith(VISION) else "text"] += numbers
+    counts["readout"] = sum(numbers for _, numbers in tensor_sizes(folder / READOUT))
+    counts["loaded"] = sum(counts.values())
+    return counts
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

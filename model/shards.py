@@ -1,0 +1,78 @@
+"""The safetensors files of a package: which there are, what is in them, one tensor at a time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from d3serve.errors import InvalidCheckpoint
+from d3serve.model.config import read_json
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+READOUT = "readout.safetensors"
+DRAFT_HEAD = "mtp."
+VISION = ("visual.", "model.visual.", "language_model.visual.", "model.language_model.visual.")
+TEXT = ("model.language_model.", "language_model.model.", "language_model.")
+
+
+def backbone_files(folder: Path) -> list[Path]:
+    """List the backbone's files: all that the index names, or the single one.
+
+    Raises:
+        InvalidCheckpoint: the index is malformed, or names a file outside the package.
+    """
+    if not (folder / INDEX).is_file():
+        return [folder / SINGLE]
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise InvalidCheckpoint(f"{INDEX}: weight_map is no object of file names", field="weight_map")
+    names = sorted(set(weight_map.values()) - {READOUT})
+    for name in names:
+        if Path(name).name != name:
+            raise InvalidCheckpoint(
+                f"{INDEX} names {name!r}, which is outside the package", field="weight_map"
+            )
+    return [folder / name for name in names]
+
+
+def text_name(stored: str) -> str | None:
+    """Give the backbone's name of a stored tensor; None for the draft head and the vision tower."""
+    if stored.startswith((DRAFT_HEAD, *VISION)):
+        return None
+    prefix = next((each for each in TEXT if stored.startswith(each)), "")
+    return stored.removeprefix(prefix)
+
+
+@contextmanager
+def _opened(path: Path, device: torch.device) -> Iterator[Any]:
+    if not path.is_file():
+        raise InvalidCheckpoint(f"{path.name} is missing from {path.parent}", field=path.name)
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            yield file
+    except SafetensorError as error:
+        raise InvalidCheckpoint(f"{path.name} is damaged: {error}", field=path.name) from None
+
+
+def text_tensors(path: Path, device: torch.device) -> Iterator[tuple[str, str, Tensor]]:
+    """Read the tensors of one file that a text-only pass needs, each straight to `device`.
+
+    Yields:
+        (name in the file, name in the backbone, tensor), one tensor at a time.
+    """
+    with _opened(path, device) as file:
+        for stored in file.keys():  # noqa: SIM118  (a safetensors handle is no mapping)
+            if (name := text_name(stored)) is not None:
+                yield stored, name, file.get_tensor(stored)
+
+
+def tensor_sizes(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield each tensor's name in the file and its number of elements, from the header alone."""
+    with _opened(path, torch.device("cpu")) as file:
+        for stored in file.keys():  # noqa: SIM118
+            yield stored, torch.Size(file.get_slice(stored).get_shape()).numel()

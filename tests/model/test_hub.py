@@ -1,0 +1,110 @@
+"""A name becomes a folder: pinned commits, only the files that are read, refusals that say what to do."""
+
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from d3serve.errors import InvalidCheckpoint
+from d3serve.model import hub
+from d3serve.model.config import ATTENTION_MODES
+from d3serve.model.registry import PUBLISHED, find
+
+COMMIT = "689b3af1" + "0" * 32
+
+
+@pytest.fixture
+def no_network(monkeypatch, tmp_path):
+    """A Hub whose repositories have one commit; records what is downloaded."""
+    asked = []
+
+    def download(model, *, revision, allow_patterns):
+        asked.append((model, revision, allow_patterns))
+        folder = tmp_path / "snapshots" / (revision or "f" * 40)
+        folder.mkdir(parents=True, exist_ok=True)
+        return str(folder)
+
+    commits = [SimpleNamespace(commit_id="a" * 40), SimpleNamespace(commit_id=COMMIT)]
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr(hub.HfApi, "list_repo_commits", lambda _self, _model: commits)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    return asked
+
+
+def test_a_folder_is_itself(tiny_checkpoint):
+    found = hub.locate(str(tiny_checkpoint))
+    assert (found.folder, found.name, found.revision) == (tiny_checkpoint, "tiny", None)
+
+
+def test_an_abbreviated_pin_is_completed_from_the_history(no_network):
+    found = hub.locate("vllm-sr/d3-turbo")
+    assert found.revision == COMMIT
+    assert no_network == [("vllm-sr/d3-turbo", COMMIT, ["*.safetensors", "*.json", "*.jinja"])]
+
+
+def test_an_abbreviated_pin_is_completed_from_the_cache_when_offline(no_network, tmp_path, monkeypatch):
+    (tmp_path / "cache" / "models--vllm-sr--d3-turbo" / "snapshots" / COMMIT).mkdir(parents=True)
+    monkeypatch.setattr(hub.HfApi, "list_repo_commits", lambda *_: pytest.fail("asked the Hub"))
+    assert hub.locate("vllm-sr/d3-turbo").revision == COMMIT
+    assert len(no_network) == 1
+
+
+def test_a_revision_that_the_user_names_wins(no_network):
+    hub.locate("vllm-sr/d3-turbo", "main")
+    hub.locate("someone/else", None)
+    assert [asked[1] for asked in no_network] == ["main", None]
+
+
+def test_code_is_fetched_only_on_request(no_network):
+    hub.locate("vllm-sr/d3-turbo", with_code=True)
+    assert no_network[0][2][-1] == "d3_format.py"
+
+
+def test_a_pin_that_is_gone_says_so(no_network):
+    with pytest.raises(InvalidCheckpoint, match="has no commit 52ba9e7a in its history; pass --revision"):
+        hub.locate("vllm-sr/d3-ultra")
+    assert no_network == []
+
+
+RESPONSE = httpx.Response(403, request=httpx.Request("GET", "https://huggingface.co"))
+FAULTS = [
+    (GatedRepoError("gated", response=RESPONSE), "accept its terms at https://huggingface.co/a/b"),
+    (RevisionNotFoundError("none", response=RESPONSE), "has no revision v9; pass --revision"),
+    (RepositoryNotFoundError("none", response=RESPONSE), "no such repository"),
+    (LocalEntryNotFoundError("none"), "run `d3serve pull`"),
+    (OfflineModeIsEnabled("offline"), "run `d3serve pull`"),
+    (OSError("disk full\nmore"), "cannot be downloaded: disk full"),
+]
+
+
+@pytest.mark.parametrize(("fault", "advice"), FAULTS, ids=lambda each: type(each).__name__)
+def test_what_goes_wrong_comes_with_advice(fault, advice, monkeypatch):
+    def broken(*_args, **_kwargs):
+        raise fault
+
+    monkeypatch.setattr(hub, "snapshot_download", broken)
+    with pytest.raises(InvalidCheckpoint) as refused:
+        hub.locate("a/b", "v9")
+    assert advice in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["./missing", "/missing", "~/missing/d3", "a/b/c", "no spaces/here"])
+def test_a_name_that_is_neither(name):
+    with pytest.raises(InvalidCheckpoint):
+        hub.locate(name)
+
+
+def test_the_registry_is_consistent():
+    assert len({each.repository for each in PUBLISHED}) == len(PUBLISHED)
+    assert all(each.attention_mode in ATTENTION_MODES for each in PUBLISHED)
+    assert find("vllm-sr/d3-turbo").validated_length == 32_768
+    assert find("vllm-sr/unknown") is None
