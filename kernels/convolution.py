@@ -14,116 +14,101 @@ NORM_EPS = 1e-6  # inside the root, as in transformers' l2norm for Qwen3.5
 
 
 @triton.jit
-def _raw_rows(
-    mixed,
-    states,
-    offs_back,
-    channels,
-    live,
-    row,
-    previous_row,
-    previous_rows,
-    slot,
-    mixed_stride,
-    C,
-    W: tl.constexpr,
+def _raw_row(
+    mixed, states, back, channels, row, previous_row, previous_rows, slot, mixed_stride, C, W: tl.constexpr
+):  # fmt: skip
+    """Read the raw input [channels] `back` rows from `row`: of the pass, of a slot, or zeros."""
+    missing = -back - previous_rows  # > 0: so many rows before the oldest row that the pass holds
+    values = tl.zeros(channels.shape, dtype=mixed.dtype.element_ty)
+    if missing <= 0:
+        source = tl.where(back >= 0, row + back, previous_row + back).to(tl.int64)
+        values = tl.load(mixed + source * mixed_stride + channels)
+    elif slot >= 0:
+        base = states + slot.to(tl.int64) * C * (W - 1) + W - 1 - missing
+        values = tl.load(base + channels * (W - 1)).to(mixed.dtype.element_ty)
+    return values
+
+
+@triton.jit
+def _gates(
+    b, a, a_log, dt_bias, g, beta, t, live, b_stride, a_stride, HV: tl.constexpr, BLOCK_H: tl.constexpr
 ):
-    """Raw inputs [rows, channels] in float32, `offs_back` rows from `row`: the pass's, a slot's, or zeros."""
-    missing = -offs_back - previous_rows  # > 0: so many rows before the oldest row that the pass holds
-    source = tl.where(offs_back >= 0, row + offs_back, previous_row + offs_back).to(tl.int64)
-    in_pass = live & (missing <= 0)
-    tile = tl.load(
-        mixed + source[:, None] * mixed_stride + channels[None, :], mask=in_pass[:, None], other=0.0
-    ).to(tl.float32)
-    if slot >= 0:
-        column = W - 1 - missing
-        in_slot = live & (missing > 0) & (column >= 0)
-        base = states + slot.to(tl.int64) * C * (W - 1)
-        tile += tl.load(
-            base + channels[None, :] * (W - 1) + column[:, None], mask=in_slot[:, None], other=0.0
-        ).to(tl.float32)
-    return tile
+    """Decay and write strength of every value head at the rows t."""
+    offs_h = tl.arange(0, BLOCK_H)
+    mask = live[:, None] & (offs_h < HV)[None, :]
+    logits = tl.load(a + t[:, None] * a_stride + offs_h[None, :], mask=mask, other=0.0).to(tl.float32)
+    logits += tl.load(dt_bias + offs_h, mask=offs_h < HV, other=0.0).to(tl.float32)[None, :]
+    rate = tl.exp(tl.load(a_log + offs_h, mask=offs_h < HV, other=0.0).to(tl.float32))
+    # softplus without overflow: max(x, 0) + log(1 + exp(-|x|))
+    decay = -rate[None, :] * (tl.maximum(logits, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(logits))))
+    strength = tl.load(b + t[:, None] * b_stride + offs_h[None, :], mask=mask, other=0.0).to(tl.float32)
+    tl.store(g + t[:, None] * HV + offs_h[None, :], decay, mask=mask)
+    tl.store(beta + t[:, None] * HV + offs_h[None, :], tl.sigmoid(strength), mask=mask)
 
 
 @triton.jit(do_not_specialize_on_alignment=["tiles"])
 def _prepare_kernel(
     mixed, b, a, weight, states, a_log, dt_bias, q, k, v, g, beta, tiles,
     mixed_stride, b_stride, a_stride, eps,
-    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr,
-    TILE: tl.constexpr, COLUMNS: tl.constexpr,
+    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, C: tl.constexpr, W: tl.constexpr,
+    BLOCK_H: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile, head): heads 0..HK are q, ..2HK k, ..2HK+HV v, and one more computes both gates."""
+    """Program (tile, block of K channels): q heads, then k heads, then v; the last one computes the gates."""
     entry = tiles + tl.program_id(0) * COLUMNS
-    rows = tl.load(entry + 1)
-    if rows == 0:
-        return
-    head = tl.program_id(1)
     row = tl.load(entry)
-    offs_t = tl.arange(0, TILE)
-    live = offs_t < rows
-    t = (row + offs_t).to(tl.int64)
-
-    if head == 2 * HK + HV:
-        offs_h = tl.arange(0, BLOCK_H)
-        mask = live[:, None] & (offs_h < HV)[None, :]
-        logits = tl.load(a + t[:, None] * a_stride + offs_h[None, :], mask=mask, other=0.0).to(tl.float32)
-        logits += tl.load(dt_bias + offs_h, mask=offs_h < HV, other=0.0).to(tl.float32)[None, :]
-        rate = tl.exp(tl.load(a_log + offs_h, mask=offs_h < HV, other=0.0).to(tl.float32))
-        # softplus without overflow: max(x, 0) + log(1 + exp(-|x|))
-        decay = -rate[None, :] * (tl.maximum(logits, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(logits))))
-        strength = tl.load(b + t[:, None] * b_stride + offs_h[None, :], mask=mask, other=0.0).to(tl.float32)
-        tl.store(g + t[:, None] * HV + offs_h[None, :], decay, mask=mask)
-        tl.store(beta + t[:, None] * HV + offs_h[None, :], tl.sigmoid(strength), mask=mask)
-        return
-
-    C: tl.constexpr = 2 * HK * K + HV * V
-    offs_d = tl.arange(0, BLOCK_D)
-    if head < 2 * HK:
-        first, width = head * K, K
-    else:
-        first, width = 2 * HK * K + (head - 2 * HK) * V, V
-    channels = first + offs_d
-    in_head = offs_d < width
-    channels = tl.where(in_head, channels, first)  # a padded lane repeats channel 0 and is never stored
+    rows = tl.load(entry + 1)
     previous_row = tl.load(entry + 2)
     previous_rows = tl.load(entry + 3)
     slot = tl.load(entry + 4)
+    final_slot = tl.load(entry + 5)
+    if rows == 0:
+        return
+    block = tl.program_id(1)
+    offs_t = tl.arange(0, TILE)
+    live = offs_t < rows
+    t = (row + offs_t).to(tl.int64)
+    if block == C // K:
+        _gates(b, a, a_log, dt_bias, g, beta, t, live, b_stride, a_stride, HV, BLOCK_H)
+        return
 
-    acc = tl.zeros([TILE, BLOCK_D], dtype=tl.float32)
+    channels = block * K + tl.arange(0, K)
+    acc = tl.zeros([TILE, K], dtype=tl.float32)
     for back in tl.static_range(W):
         tap = tl.load(weight + channels * W + (W - 1 - back)).to(tl.float32)
-        acc += tap[None, :] * _raw_rows(
-            mixed, states, offs_t - back, channels, live, row, previous_row, previous_rows, slot,
-            mixed_stride, C, W,
-        )  # fmt: skip
-    acc = acc * tl.sigmoid(acc)
-
-    mask = live[:, None] & in_head[None, :]
-    if head < 2 * HK:
-        squares = tl.sum(tl.where(in_head[None, :], acc * acc, 0.0), axis=1)
-        acc = acc * tl.rsqrt(squares + eps)[:, None]
-        if head < HK:
-            pointers = q + t[:, None] * (HK * K) + channels[None, :]
-        else:
-            pointers = k + t[:, None] * (HK * K) + (channels - HK * K)[None, :]
-    else:
-        pointers = v + t[:, None] * (HV * V) + (channels - 2 * HK * K)[None, :]
-    tl.store(pointers, acc.to(q.dtype.element_ty), mask=mask)
-
-    final_slot = tl.load(entry + 5)
-    if final_slot >= 0:
-        offs_w = tl.arange(0, BLOCK_W)  # column W-2 is the newest row
-        newest = _raw_rows(
-            mixed, states, rows - (W - 1) + offs_w, channels, offs_w < W - 1, row, previous_row,
-            previous_rows, slot, mixed_stride, C, W,
-        )  # fmt: skip
-        base = states + final_slot.to(tl.int64) * C * (W - 1)
-        tl.store(
-            base + channels[None, :] * (W - 1) + offs_w[:, None],
-            newest.to(states.dtype.element_ty),
-            mask=(offs_w < W - 1)[:, None] & in_head[None, :],
+        offs_back = offs_t - back
+        source = tl.where(offs_back >= 0, row + offs_back, previous_row + offs_back).to(tl.int64)
+        in_pass = live & (offs_back + previous_rows >= 0)
+        tile = tl.load(
+            mixed + source[:, None] * mixed_stride + channels[None, :], mask=in_pass[:, None], other=0.0
         )
+        acc += tap[None, :] * tile.to(tl.float32)
+    if slot >= 0:  # the first rows of a segment also see the columns of a slot
+        base = states + slot.to(tl.int64) * C * (W - 1)
+        for column in tl.static_range(W - 1):
+            history = tl.load(base + channels * (W - 1) + column).to(tl.float32)
+            for back in tl.static_range(1, W):
+                tap = tl.load(weight + channels * W + (W - 1 - back)).to(tl.float32)
+                sees = back - offs_t - previous_rows == W - 1 - column
+                acc += tl.where(sees[:, None], (tap * history)[None, :], 0.0)
+    acc = acc * tl.sigmoid(acc)
+    if block < 2 * HK:
+        acc = acc * tl.rsqrt(tl.sum(acc * acc, axis=1) + eps)[:, None]
+        if block < HK:
+            target = q + t[:, None] * (HK * K) + channels[None, :]
+        else:
+            target = k + t[:, None] * (HK * K) + (channels - HK * K)[None, :]
+    else:
+        target = v + t[:, None] * (C - 2 * HK * K) + (channels - 2 * HK * K)[None, :]
+    tl.store(target, acc.to(q.dtype.element_ty), mask=live[:, None])
+
+    if final_slot >= 0:
+        base = states + final_slot.to(tl.int64) * C * (W - 1)
+        for column in tl.static_range(W - 1):  # the newest row goes last
+            values = _raw_row(
+                mixed, states, rows - (W - 1) + column, channels, row, previous_row, previous_rows, slot,
+                mixed_stride, C, W,
+            )  # fmt: skip
+            tl.store(base + channels * (W - 1) + column, values.to(states.dtype.element_ty))
 
 
 def gdn_prepare(
@@ -171,6 +156,8 @@ def gdn_prepare(
             f"{C} channels and conv states {tuple(conv_states.shape)} do not fit {key_heads} key heads "
             f"of {key_dim}, {value_heads} value heads of {value_dim} and a convolution of width {width}"
         )
+    if key_dim & (key_dim - 1) or value_heads * value_dim % key_dim:
+        raise ValueError(f"key_dim {key_dim} must be a power of two that divides the {C} channels")
     if width - 1 > TILE:
         raise ValueError(f"a convolution of width {width} reaches back further than {TILE} rows")
     if not (conv_weight.is_contiguous() and conv_states.is_contiguous()):
@@ -180,13 +167,10 @@ def gdn_prepare(
     v = mixed.new_empty(T, value_heads, value_dim)
     g = torch.empty(T, value_heads, dtype=torch.float32, device=mixed.device)
     beta = torch.empty_like(g)
-    _prepare_kernel[(plan.tiles.shape[0], 2 * key_heads + value_heads + 1)](
+    _prepare_kernel[(plan.tiles.shape[0], C // key_dim + 1)](
         mixed, b, a, conv_weight, conv_states, A_log, dt_bias, q, k, v, g, beta, plan.tiles,
         mixed.stride(0), b.stride(0), a.stride(0), NORM_EPS,
-        HK=key_heads, HV=value_heads, K=key_dim, V=value_dim, W=width,
-        BLOCK_D=triton.next_power_of_2(max(key_dim, value_dim)),
-        BLOCK_H=triton.next_power_of_2(value_heads),
-        BLOCK_W=triton.next_power_of_2(width - 1),
-        TILE=TILE, COLUMNS=TILE_COLUMNS,
+        HK=key_heads, HV=value_heads, K=key_dim, C=C, W=width,
+        BLOCK_H=triton.next_power_of_2(value_heads), TILE=TILE, COLUMNS=TILE_COLUMNS,
     )  # fmt: skip
     return q, k, v, g, beta

@@ -15,37 +15,53 @@ So one launch prepares X's products for every chunk of the pass, and one launch 
 The walk writes the output itself: the states between chunks never leave the registers.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
 from d3serve.kernels.recurrence_plan import CHUNK, CHUNK_COLUMNS, PIECE_COLUMNS, RecurrencePlan
 
+CHUNK_REGISTERS = 168  # lets a multiprocessor hold three programs of _chunk_kernel, which spill nothing yet
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _inverse(A, i, j, PRECISION: tl.constexpr):
-    """(I + A)^-1 of a strictly lower [64, 64] A, by joining inverted diagonal blocks of 1, 2, 4, ... rows.
+def _join(inverses, A, level: tl.constexpr, i, j, PRECISION: tl.constexpr):
+    """Inverses of the diagonal blocks of 2 ** (level + 1) rows of I + A, from those of 2 ** level rows.
 
-    Two neighbours P, R with C below P: [[P, 0], [C, R]]^-1 = [[P^-1, 0], [-R^-1 C P^-1, R^-1]]. Unlike the
-    series in powers of A it never forms numbers larger than the answer's.
+    With C below two neighbours P and R: [[P, 0], [C, R]]^-1 = [[P^-1, 0], [-R^-1 C P^-1, R^-1]]. Unlike a
+    series in powers of A this never forms numbers larger than the answer's.
     """
-    B = tl.where(i == j, 1.0, 0.0) - tl.where((i // 2 == j // 2) & (i > j), A, 0.0)
-    for level in tl.static_range(1, 6):
-        below = (i >> level != j >> level) & (i >> (level + 1) == j >> (level + 1))
-        joined = tl.where(below, A, 0.0)
-        right = tl.dot(joined, B, input_precision=PRECISION)
-        B -= tl.dot(B, right, input_precision=PRECISION)
-    return B
+    below = (i >> level != j >> level) & (i >> (level + 1) == j >> (level + 1))
+    right = tl.dot(tl.where(below, A, 0.0), inverses, input_precision=PRECISION)
+    return inverses - tl.dot(inverses, right, input_precision=PRECISION)
+
+
+@triton.jit
+def _inverse(A, i, j, PRECISION: tl.constexpr):
+    """(I + A)^-1 of a strictly lower [64, 64] A: its four diagonal blocks side by side, then joined."""
+    four = tl.arange(0, 4)
+    on_diagonal = four[:, None, None, None] == four[None, None, :, None]
+    blocks = tl.sum(tl.where(on_diagonal, tl.reshape(A, [4, 16, 4, 16]), 0.0), axis=2)
+    block_i = tl.arange(0, 16)[None, :, None]
+    block_j = tl.arange(0, 16)[None, None, :]
+    pairs = (block_i >> 1 == block_j >> 1) & (block_i > block_j)
+    small = tl.where(block_i == block_j, 1.0, 0.0) - tl.where(pairs, blocks, 0.0)
+    for level in tl.static_range(1, 4):
+        small = _join(small, blocks, level, block_i, block_j, PRECISION)
+    whole = tl.reshape(tl.where(on_diagonal, small[:, :, None, :], 0.0), [64, 64])
+    for level in tl.static_range(4, 6):
+        whole = _join(whole, A, level, i, j, PRECISION)
+    return whole
 
 
 @triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=["chunks"])
 def _chunk_kernel(
     q, k, v, g, beta, w, u, p, decay, chunks, first, scale,
     HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, INVERSE_PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (chunk, value head): what a chunk needs besides the state it starts from."""
     entry = chunks + (first + tl.program_id(0)) * COLUMNS
@@ -58,31 +74,32 @@ def _chunk_kernel(
     offs_k = tl.arange(0, K)
     offs_v = tl.arange(0, V)
     live = offs < rows
-    t = (row + offs).to(tl.int64)
+    t = row.to(tl.int64)  # 64-bit once: offsets inside a chunk are small
     tile = tl.program_id(0).to(tl.int64) * HV + head
     i = offs[:, None]
     j = offs[None, :]
 
-    total = tl.cumsum(tl.load(g + t * HV + head, mask=live, other=0.0) * LOG2_E, axis=0)
-    strength = tl.load(beta + t * HV + head, mask=live, other=0.0)
-    key_offs = t[:, None] * (HK * K) + (head // (HV // HK)) * K + offs_k[None, :]
-    b_k = tl.load(k + key_offs, mask=live[:, None], other=0.0)
+    gates = t * HV + head
+    total = tl.cumsum(tl.load(g + gates + offs * HV, mask=live, other=0.0) * LOG2_E, axis=0)
+    strength = tl.load(beta + gates + offs * HV, mask=live, other=0.0)
+    keys = (t * HK + head // (HV // HK)) * K
+    key_offs = i * (HK * K) + offs_k[None, :]
+    b_k = tl.load(k + keys + key_offs, mask=live[:, None], other=0.0)
     fade = tl.exp2(tl.where(i >= j, total[:, None] - total[None, :], float("-inf")))
 
+    b_q = tl.load(q + keys + key_offs, mask=live[:, None], other=0.0)
+    b_p = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * fade * scale
+    tl.store(p + tile * CHUNK * CHUNK + i * CHUNK + j, b_p.to(p.dtype.element_ty))
+    tl.store(decay + tile * CHUNK + offs, total)
     A = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION) * fade * strength[:, None]
-    X = _inverse(tl.where(i > j, A, 0.0), i, j, INVERSE_PRECISION) * strength[None, :]
+    X = _inverse(tl.where(i > j, A, 0.0), i, j, PRECISION) * strength[None, :]
 
-    b_v = tl.load(v + t[:, None] * (HV * V) + head * V + offs_v[None, :], mask=live[:, None], other=0.0)
+    b_v = tl.load(v + gates * V + i * (HV * V) + offs_v[None, :], mask=live[:, None], other=0.0)
     b_u = tl.dot(X.to(b_v.dtype), b_v, input_precision=PRECISION)
     tl.store(u + tile * CHUNK * V + i * V + offs_v[None, :], b_u.to(u.dtype.element_ty))
     X = X * tl.exp2(total)[None, :]
     b_w = tl.dot(X.to(b_k.dtype), b_k, input_precision=PRECISION)
     tl.store(w + tile * CHUNK * K + i * K + offs_k[None, :], b_w.to(w.dtype.element_ty))
-
-    b_q = tl.load(q + key_offs, mask=live[:, None], other=0.0)
-    b_p = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * fade * scale
-    tl.store(p + tile * CHUNK * CHUNK + i * CHUNK + j, b_p.to(p.dtype.element_ty))
-    tl.store(decay + tile * CHUNK + offs, total)
 
 
 @triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=["pieces"])
@@ -105,6 +122,7 @@ def _walk_kernel(
     offs_k = tl.arange(0, K)
     offs_v = (tl.program_id(1) % (V // BLOCK_V)) * BLOCK_V + tl.arange(0, BLOCK_V)
     state_offs = head * (K * V) + offs_k[:, None] * V + offs_v[None, :]
+    key_offs = offs[:, None] * (HK * K) + offs_k[None, :]
 
     state = tl.zeros([K, BLOCK_V], dtype=tl.float32)
     if initial >= 0:
@@ -114,26 +132,26 @@ def _walk_kernel(
 
     for c in range(tl.cdiv(length, CHUNK)):
         live = c * CHUNK + offs < length
-        t = (row + c * CHUNK + offs).to(tl.int64)
-        key_offs = t[:, None] * (HK * K) + (head // (HV // HK)) * K + offs_k[None, :]
+        t = (row + c * CHUNK).to(tl.int64)  # 64-bit once: offsets inside a chunk are small
+        keys = (t * HK + head // (HV // HK)) * K
         tile = (first_chunk + c).to(tl.int64) * HV + head
-        wide = tile * CHUNK * K + offs[:, None] * K + offs_k[None, :]
         total = tl.load(decay + tile * CHUNK + offs)
         last = tl.load(decay + tile * CHUNK + CHUNK - 1)
 
         rounded = state.to(w.dtype.element_ty)
         new = tl.load(u + tile * CHUNK * V + offs[:, None] * V + offs_v[None, :]).to(tl.float32)
-        new -= tl.dot(tl.load(w + wide), rounded, input_precision=PRECISION)
-        b_q = tl.load(q + key_offs, mask=live[:, None], other=0.0)
+        b_w = tl.load(w + tile * CHUNK * K + offs[:, None] * K + offs_k[None, :])
+        new -= tl.dot(b_w, rounded, input_precision=PRECISION)
+        b_q = tl.load(q + keys + key_offs, mask=live[:, None], other=0.0)
         b_o = tl.dot(b_q, rounded, input_precision=PRECISION) * (scale * tl.exp2(total))[:, None]
         b_p = tl.load(p + tile * CHUNK * CHUNK + offs[:, None] * CHUNK + offs[None, :])
         b_o = tl.dot(b_p, new.to(b_p.dtype), b_o, input_precision=PRECISION)
         tl.store(
-            out + t[:, None] * (HV * V) + head * V + offs_v[None, :],
+            out + (t * HV + head) * V + offs[:, None] * (HV * V) + offs_v[None, :],
             b_o.to(out.dtype.element_ty),
             mask=live[:, None],
         )
-        b_k = tl.load(k + key_offs, mask=live[:, None], other=0.0)
+        b_k = tl.load(k + keys + key_offs, mask=live[:, None], other=0.0)
         kept = (new * tl.exp2(last - total)[:, None]).to(b_k.dtype)
         state = tl.dot(tl.trans(b_k), kept, state * tl.exp2(last), input_precision=PRECISION)
 
@@ -185,21 +203,32 @@ def gated_delta_rule(
     decay = torch.empty(tiles, CHUNK, dtype=torch.float32, device=q.device)
     carry = recurrent_states.new_empty(2, HV, K, V) if len(plan.steps) > 1 else recurrent_states
     exact = q.dtype == torch.float32
-    shape = {"HK": HK, "HV": HV, "K": K, "V": V, "CHUNK": CHUNK, "PRECISION": "ieee" if exact else "tf32"}
-    stages = 1 if exact else 2  # float32 tiles are twice as large: two stages do not fit shared memory
+    precision = "tf32x3" if exact else "tf32"  # of float32 operands; the former keeps all their bits
+    shape = {"HK": HK, "HV": HV, "K": K, "V": V, "CHUNK": CHUNK, "PRECISION": precision}
     block_v = min(V, 32 if exact else 64)
     for step in plan.steps:
         _chunk_kernel[(step.chunks, HV)](
             q, k, v, g, beta, w, u, p, decay, plan.chunks, step.first_chunk, scale,
-            **shape, COLUMNS=CHUNK_COLUMNS, INVERSE_PRECISION="ieee" if exact else "tf32", num_stages=stages,
+            **shape, COLUMNS=CHUNK_COLUMNS, maxnreg=None if exact else CHUNK_REGISTERS,
         )  # fmt: skip
         for first, pieces in step.phases:
             if pieces:
                 _walk_kernel[(pieces, HV * (V // block_v))](
                     q, k, w, u, p, decay, recurrent_states, carry, out, plan.pieces, first, scale,
-                    **shape, COLUMNS=PIECE_COLUMNS, BLOCK_V=block_v, num_stages=stages,
+                    **shape, COLUMNS=PIECE_COLUMNS, BLOCK_V=block_v,
+                    num_stages=_walk_stages(K, block_v, q.element_size(), q.device),
                 )  # fmt: skip
     return out
+
+
+@cache
+def _walk_stages(K: int, block_v: int, item_bytes: int, device: torch.device) -> int:
+    """Chunks in flight that fit the device's shared memory: three on a Hopper, fewer on a smaller GPU."""
+    if device.type != "cuda":
+        return 1
+    stage_bytes = CHUNK * ((3 * K + block_v + CHUNK) * item_bytes + 4)
+    shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return max(1, min(3, (shared_bytes - K * block_v * item_bytes) // stage_bytes))
 
 
 def _check(

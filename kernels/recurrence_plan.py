@@ -165,7 +165,7 @@ def _tiles(segment: Segment, parent: Segment | None) -> list[tuple[int, ...]]:
         is_last = row + count == segment.start + segment.length
         final_slot = segment.final_slot if is_last else NOWHERE
         rows.append((row, count, previous_row, previous_rows, slot, final_slot))
-        previous_row, previous_rows = row + count, TILE
+        previous_row, previous_rows, slot = row + count, TILE, NOWHERE
     return rows
 
 
