@@ -40,6 +40,10 @@ class Settings(BaseSettings):
         description="Local folder or Hub id of the checkpoint that workers load.",
     )
     revision: str | None = Field(default=None, description="Hub revision; unset: the pinned one.")
+    load_format: Literal["safetensors", "random"] = Field(
+        default="safetensors",
+        description="random: draw the weights at the package's geometry and read none, to measure speed and memory.",
+    )
     dtype: Literal["float32", "bfloat16"] | None = Field(
         default=None, description="Type of weights and activations. Unset: bfloat16 on cuda, float32 on cpu."
     )
@@ -53,6 +57,10 @@ class Settings(BaseSettings):
     special_tokens_in_text: Literal["plain", "reference"] = Field(
         default="plain",
         description="Control tokens inside user text: encoded as plain text, or as the reference runtime does.",
+    )
+    trust_remote_code: bool = Field(
+        default=False,
+        description="Let a package's own d3_format.py render prompt layouts that d3serve does not know.",
     )
 
     # limits of one request

@@ -23,7 +23,7 @@ def random_weights(
     weights = allocator.weights(CODES)
     for name, tensor in allocator.targets.items():
         _fill(name, tensor, generator)
-    weights.readout.normal_(std=4 / math.sqrt(geometry.hidden), generator=generator)
+    weights.readout.normal_(std=1.5 / math.sqrt(geometry.hidden), generator=generator)
     return weights, allocator.targets
 
 
