@@ -1,5 +1,6 @@
 """Bucket: the sizes that a small pass is padded to, so that one CUDA graph serves all passes of about its size."""
 
+from bisect import bisect_left
 from dataclasses import replace
 from typing import NamedTuple, Self
 
@@ -9,8 +10,9 @@ from numpy.typing import NDArray
 from d3serve.kernels.recurrence_plan import CHUNK, TILE, RecurrenceSizes, recurrence_sizes
 from d3serve.model.plan import PassRows
 
-MAX_ROWS = 512  # a larger pass keeps the device busy for longer than the host takes to launch it
-ROW_STEP = 32  # a matrix product of 250 rows takes as long as one of 256
+# Rows that passes are padded to: a matrix product of 250 rows takes as long as one of 256, and a pass of more
+# than 1024 rows keeps the device busy for longer than the host takes to launch it.
+ROW_SIZES = (*range(32, 256, 32), *range(256, 1025, 64))
 
 
 class Bucket(NamedTuple):
@@ -23,12 +25,11 @@ class Bucket(NamedTuple):
     @classmethod
     def of(cls, rows: PassRows) -> Self | None:
         """Return the smallest bucket that holds a pass; None for a pass that is too large to gain by one."""
-        count = len(rows.tokens)
-        if count > MAX_ROWS:
+        at = bisect_left(ROW_SIZES, len(rows.tokens))
+        if at == len(ROW_SIZES):
             return None
         sizes = recurrence_sizes(rows.segments)
-        padded = -(-count // ROW_STEP) * ROW_STEP
-        return cls(padded, _power_of_two(sizes.roots), _power_of_two(sizes.followers))
+        return cls(ROW_SIZES[at], _power_of_two(sizes.roots), _power_of_two(sizes.followers))
 
     @property
     def segments(self) -> int:

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from d3serve.errors import DeviceError, InvalidRequest, MaxTokensExceeded, OutOfDeviceMemory
 from d3serve.model.backbone import Backbone, PassInputs, Pools, row_bytes, slot_bytes
-from d3serve.model.buckets import MAX_ROWS, ROW_STEP, Bucket
+from d3serve.model.buckets import ROW_SIZES, Bucket
 from d3serve.model.checkpoint import load_weights
 from d3serve.model.config import DecisionConfig, load_decision_config, load_geometry
 from d3serve.model.graphs import GraphCache
@@ -239,24 +239,34 @@ class DecisionEngine:
     def warm_up(self) -> None:
         """Compile kernels and capture graphs before a client can wait for them.
 
-        On a GPU: a new state and a cached one for every size of small pass, a pass that the host launches,
-        and a state long enough for the library's dense attention. Leaves the cache empty.
+        On a GPU: a new state and a cached one, one question and four, at every size of small pass; a pass
+        that the host launches; a state long enough for the library's dense attention. Empties the cache.
 
         Raises:
             OutOfDeviceMemory, DeviceError: as `decide`.
         """
-        sizes = [*range(ROW_STEP, MAX_ROWS + 1, ROW_STEP), *WARM_UP_ROWS] if self._graphs else [ROW_STEP]
-        question: Question = NoulQuestion(type="noul")
+        sizes = (*ROW_SIZES, *WARM_UP_ROWS) if self._graphs else ROW_SIZES[:1]
         for size in sizes:
             if size > self.cache.rows:
                 break
-            state = np.zeros(size // 2, dtype=np.int32)
-            block = np.zeros(size - size // 2, dtype=np.int32)
-            job = PreparedJob("warm-up", state, {"warm-up": question}, (block,))
-            self.decide([job])
-            self.decide([job])
-            self.cache.forget(job.state_key)
+            for count in (1, 4):
+                job = _placeholder(size, count)
+                for _ in range(2):  # a graph is captured when its sizes come again
+                    self.cache.forget(job.state_key)
+                    self.decide([job])
+                for _ in range(2):
+                    self.decide([job])
+        for key in self.cached_state_keys():
+            self.cache.forget(key)
         self.cache.stats = CacheStats()
+
+
+def _placeholder(rows: int, questions: int) -> PreparedJob:
+    """Make up a job of `rows` tokens, half of them in its questions."""
+    block = np.zeros(rows // 2 // questions, dtype=np.int32)
+    state = np.zeros(rows - len(block) * questions, dtype=np.int32)
+    asked: dict[str, Question] = {str(n): NoulQuestion(type="noul") for n in range(questions)}
+    return PreparedJob("warm-up", state, asked, (block,) * questions)
 
 
 def _decided(progress: Progress) -> DecidedJob:

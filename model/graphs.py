@@ -29,22 +29,25 @@ class GraphCache:
     """Runs padded passes of one backbone. For one thread: the graphs share one pool of memory."""
 
     def __init__(self, backbone: Backbone) -> None:
-        """Start with no graph; the first pass of each bucket captures one."""
+        """Start with no graph."""
         self._backbone = backbone
         self._captured: OrderedDict[Bucket, _Captured] = OrderedDict()
+        self._met: set[Bucket] = set()
         self._pool = torch.cuda.graph_pool_handle()
 
     def forward(self, bucket: Bucket, inputs: PassInputs) -> Tensor:
         """Run a pass padded to `bucket`; the result is overwritten by the next call.
 
-        A bucket's first pass is launched by the host, which compiles its kernels, and is captured afterwards.
+        A bucket's first pass only compiles what it needs; its second is captured, since it may come again.
         """
         captured = self._captured.get(bucket)
         if captured is None:
             hidden = self._backbone.forward(inputs)
-            self._captured[bucket] = self._capture(inputs)
-            if len(self._captured) > MAX_GRAPHS:
-                self._captured.popitem(last=False)
+            if bucket in self._met:
+                self._captured[bucket] = self._capture(inputs)
+                if len(self._captured) > MAX_GRAPHS:
+                    self._captured.popitem(last=False)
+            self._met.add(bucket)
             return hidden
         self._captured.move_to_end(bucket)
         captured.inputs.copy_(inputs)

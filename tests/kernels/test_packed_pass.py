@@ -6,7 +6,7 @@ import torch
 
 from d3serve.kernels import dispatch, prefix_bidir, reference
 from d3serve.model.backbone import Backbone, PassInputs, Pools
-from d3serve.model.buckets import MAX_ROWS, ROW_STEP, Bucket
+from d3serve.model.buckets import ROW_SIZES, Bucket
 from d3serve.model.config import Geometry
 from d3serve.model.plan import QuestionRows, StatePlace, StateRows, plan_rows
 from d3serve.model.random_weights import random_weights
@@ -140,9 +140,8 @@ def test_buckets_are_few_and_large_passes_have_none():
 
     assert Bucket.of(shape(3, 30)) == (96, 4, 0)
     assert Bucket.of(shape(4, 24)) == (96, 4, 0)
-    assert Bucket.of(shape(1, MAX_ROWS)) == (MAX_ROWS, 1, 0)
-    assert Bucket.of(shape(1, MAX_ROWS + 1)) is None
-    assert MAX_ROWS % ROW_STEP == 0
+    assert Bucket.of(shape(1, ROW_SIZES[-1])) == (ROW_SIZES[-1], 1, 0)
+    assert Bucket.of(shape(1, ROW_SIZES[-1] + 1)) is None
 
 
 def test_the_reference_notices_a_lost_state(kernels):

@@ -1,0 +1,93 @@
+"""The engine on a GPU equals the engine on the CPU, with and without CUDA graphs."""
+
+import pytest
+import torch
+
+from d3serve.model.engine import DecisionEngine
+from d3serve.schemas import NoulQuestion
+
+pytestmark = pytest.mark.gpu
+
+FP32 = 1e-4  # float32 products in another order, three tf32 products each
+BF16 = 0.05  # the tiny checkpoint's weights in 8 bits; its decisions have margins far above this
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+
+
+def load(folder, dtype):
+    return DecisionEngine.load(str(folder), device="cuda", dtype=dtype, state_cache_bytes=256 * 2**20)
+
+
+def probabilities(engine, jobs):
+    decided = engine.decide([engine.prepare(state, questions) for state, questions in jobs])
+    rows = []
+    for job in decided:
+        for answer in job.answers.values():
+            rows += [answer.noul] if answer.type == "noul" else list(answer.probabilities.values())
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.fixture
+def jobs(questions):
+    """A short state, a long one, the short one again with one question more, and an empty one."""
+    more = {**questions, "again": NoulQuestion(type="noul", instructions="Is it about money?")}
+    return [
+        ("a short state", questions),
+        ("word " * 400, questions),
+        ("a short state", more),
+        (None, questions),
+    ]
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", FP32), ("bfloat16", BF16)])
+def test_gpu_equals_cpu(dtype, bound, tiny_checkpoint, engine, jobs):
+    fast = load(tiny_checkpoint, dtype)
+    for turn in (jobs, jobs[:1], jobs[1:2], jobs[:1]):  # cached states from the second turn on
+        difference = (probabilities(fast, turn) - probabilities(engine, turn)).abs().max()
+        assert difference < bound
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_replayed_graph_equals_the_launched_pass(dtype, tiny_checkpoint, jobs):
+    graphed, launched = load(tiny_checkpoint, dtype), load(tiny_checkpoint, dtype)
+    launched._graphs = None
+    small = jobs[:1]
+    for _ in range(4):  # met, captured, replayed, replayed
+        graphed.cache.forget(graphed.prepare(*small[0]).state_key)
+        difference = (probabilities(graphed, small) - probabilities(launched, small)).abs().max()
+        assert difference < (FP32 if dtype == "float32" else BF16)
+    assert graphed._graphs._captured
+
+
+def test_one_graph_answers_states_of_other_lengths(tiny_checkpoint, engine, questions):
+    fast = load(tiny_checkpoint, "float32")
+    urgent = {"urgent": questions["urgent"]}
+    for words in (1, 2, 3, 5, 8, 13):
+        turn = [("word " * words, urgent)]
+        assert (probabilities(fast, turn) - probabilities(engine, turn)).abs().max() < FP32
+    assert len(fast._graphs._captured) < 3
+
+
+def test_twenty_questions_over_one_cached_state_are_bit_equal(tiny_checkpoint, jobs):
+    engine = load(tiny_checkpoint, "bfloat16")
+    first = probabilities(engine, jobs[:1])
+    cached = probabilities(engine, jobs[:1])
+    assert (first - cached).abs().max() < BF16
+    pools = engine.backbone.pools
+    before = [pools.recurrent.clone(), pools.conv.clone()]
+    assert all(torch.equal(probabilities(engine, jobs[:1]), cached) for _ in range(20))
+    assert torch.equal(before[0], pools.recurrent)
+    assert torch.equal(before[1], pools.conv)
+
+
+def test_warm_up_leaves_nothing_to_compile_or_capture(tiny_checkpoint, jobs):
+    engine = load(tiny_checkpoint, "bfloat16")
+    engine.warm_up()
+    assert engine.cached_state_keys() == []
+    captured = set(engine._graphs._captured)
+    assert captured
+    assert probabilities(engine, jobs[:1]).isfinite().all()
