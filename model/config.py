@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from d3serve.errors import InvalidCheckpoint
+from d3serve.model.registry import NO_PUBLIC_LAYOUT
 
 AttentionMode = Literal["prefix_bidir", "causal", "noncausal_full_attention"]
 LayerType = Literal["linear_attention", "full_attention"]
@@ -166,8 +167,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def load_decision_config(folder: Path) -> DecisionConfig:
-    """Read `decision_config.json`.
+def load_decision_config(folder: Path, *, any_layout: bool = False) -> DecisionConfig:
+    """Read `decision_config.json`; `any_layout` leaves it to the package's own code to render the layout.
 
     Raises:
         InvalidCheckpoint: a value, or a field that could change answers, is not one that we know.
@@ -179,11 +180,9 @@ def load_decision_config(folder: Path) -> DecisionConfig:
     fields.one_of("prompt", "d3")
     fields.one_of("pooling", "last")
     fields.one_of("readout_dtype", "float32", default="float32")
-    if fields.values.get("prompt_layout") == "header-v1":
-        raise fields.refuse(
-            "prompt_layout",
-            "this layout has no public description, so its prompts cannot be rendered faithfully",
-        )
+    layout = fields.values.get("prompt_layout")
+    if layout is not None and not (any_layout and isinstance(layout, str)):
+        raise fields.refuse("prompt_layout", NO_PUBLIC_LAYOUT)
     return DecisionConfig(
         attention_mode=fields.one_of("attention_mode", *ATTENTION_MODES),
         temperature=fields.positive("temperature"),
@@ -191,7 +190,7 @@ def load_decision_config(folder: Path) -> DecisionConfig:
         token_ids=fields.list_of("token_ids", int, CODES),
         max_length=fields.optional_integer("max_length", least=16),
         validated_length=fields.optional_integer("validated_length", least=16),
-        prompt_layout=fields.one_of("prompt_layout", None, default=None),
+        prompt_layout=layout,
         temperature_by_questions=_temperature_buckets(fields),
     )
 

@@ -18,11 +18,12 @@ from d3serve.model.config import DecisionConfig, load_decision_config, load_geom
 from d3serve.model.graphs import GraphCache
 from d3serve.model.hub import locate
 from d3serve.model.plan import PassRows, plan_rows
-from d3serve.model.prompt import Tokens, build_prompts
+from d3serve.model.prompt import Prompts, Tokens, build_prompts
 from d3serve.model.random_weights import random_weights
 from d3serve.model.readout import option_count, read_probabilities, to_answer
+from d3serve.model.remote_format import RemoteFormat, load_prompts
 from d3serve.model.state_cache import CacheStats, StateCache
-from d3serve.model.tokenizer import PromptTokenizer, SpecialTokens, load_tokenizer
+from d3serve.model.tokenizer import PromptTokenizer, SpecialTokens
 from d3serve.model.turn import Pass, PinnedPass, PreparedJob, Progress, Turn
 from d3serve.schemas import Answer, ModelInfo, NoulQuestion, Question, Usage
 
@@ -52,7 +53,7 @@ class DecisionEngine:
         info: ModelInfo,
         identity: str,
         config: DecisionConfig,
-        tokenizer: PromptTokenizer,
+        tokenizer: PromptTokenizer | RemoteFormat,
         backbone: Backbone,
         cache: StateCache,
     ) -> None:
@@ -76,6 +77,7 @@ class DecisionEngine:
         state_cache_bytes: int | None = None,
         special_tokens_in_text: SpecialTokens = "plain",
         load_format: Literal["safetensors", "random"] = "safetensors",
+        trust_remote_code: bool = False,
     ) -> Self:
         """Load a package from a folder or the Hub and allocate the state cache.
 
@@ -87,16 +89,18 @@ class DecisionEngine:
             state_cache_bytes: memory of the pools; None takes a share of what the weights leave.
             special_tokens_in_text: how control tokens inside user text are read.
             load_format: `random` draws the weights instead of reading them.
+            trust_remote_code: let the package's own `d3_format.py` render layouts that we do not know.
 
         Raises:
             InvalidCheckpoint: the package is incomplete, inconsistent or of a kind that we do not know.
         """
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         kind = getattr(torch, dtype or ("bfloat16" if where.type == "cuda" else "float32"))
-        package = locate(model, revision)
+        package = locate(model, revision, with_code=trust_remote_code)
         folder = package.folder
-        config, geometry = load_decision_config(folder), load_geometry(folder)
-        tokenizer = load_tokenizer(folder, config, special_tokens_in_text)
+        config = load_decision_config(folder, any_layout=trust_remote_code)
+        geometry = load_geometry(folder)
+        tokenizer = load_prompts(folder, config, special_tokens_in_text)
         if load_format == "random":
             weights, _ = random_weights(geometry, where, kind)
         else:
@@ -160,22 +164,30 @@ class DecisionEngine:
         """
         if not questions:
             raise InvalidRequest("a job needs at least one question", field="questions")
-        prompts = build_prompts(self._tokenizer, self._config.codes, state, questions)
+        prompts = self._prompts(state, questions)
+        states = prompts.own_states or (prompts.state,) * len(questions)
         limit = min(max_tokens or self.info.validated_length, self.info.max_length)
-        for name, block in zip(questions, prompts.questions, strict=True):
-            length = len(prompts.state) + len(block)
+        for name, lead, block in zip(questions, states, prompts.questions, strict=True):
+            length = len(lead) + len(block)
             if length > limit:
                 raise MaxTokensExceeded(
                     f"the prompt of question {name!r} has {length} tokens, over the limit of {limit}",
                     field=f"questions.{name}",
                     details={"tokens": length, "limit": limit},
                 )
-        if self._config.shares_state:
-            return PreparedJob(
-                self._state_key(prompts.state, salt), prompts.state, dict(questions), prompts.questions
-            )
-        whole = tuple(np.concatenate((prompts.state, block)) for block in prompts.questions)
-        return PreparedJob(self._state_key(prompts.state, salt), prompts.state[:0], dict(questions), whole)
+        key = self._state_key(states[0], salt)
+        if not self._config.shares_state:
+            whole = tuple(map(np.concatenate, zip(states, prompts.questions, strict=True)))
+            return PreparedJob(key, prompts.state[:0], dict(questions), whole)
+        own_keys = tuple(self._state_key(each, salt) for each in prompts.own_states)
+        return PreparedJob(
+            key, prompts.state, dict(questions), prompts.questions, prompts.own_states, own_keys
+        )
+
+    def _prompts(self, state: JsonValue, questions: Mapping[str, Question]) -> Prompts:
+        if isinstance(self._tokenizer, RemoteFormat):
+            return self._tokenizer.build(state, questions)
+        return build_prompts(self._tokenizer, self._config.codes, state, questions)
 
     def _state_key(self, state: Tokens, salt: str) -> str:
         digest = hashlib.sha256()
@@ -199,7 +211,7 @@ class DecisionEngine:
             with PinnedPass(filled, self.cache) as held:
                 found = self._probabilities(filled, held.scratch)
             for asked, probabilities in zip(filled.asked, found, strict=True):
-                asked.progress.probabilities.append(probabilities)
+                asked.progress.probabilities[asked.index] = probabilities
         return [_decided(progress) for progress in turn.progress]
 
     @torch.inference_mode()
@@ -272,8 +284,8 @@ def _placeholder(rows: int, questions: int) -> PreparedJob:
 def _decided(progress: Progress) -> DecidedJob:
     job = progress.job
     answers = {
-        name: to_answer(question, probabilities)
-        for (name, question), probabilities in zip(job.by_name.items(), progress.probabilities, strict=True)
+        name: to_answer(question, progress.probabilities[index])
+        for index, (name, question) in enumerate(job.by_name.items())
     }
     usage = Usage(
         input_tokens=job.input_tokens,

@@ -29,10 +29,15 @@ AFTER_STATE = "\n\n"
 
 @dataclass(frozen=True)
 class Prompts:
-    """One job's prompts: the state block that they share and each question's own block, in order."""
+    """One job's prompts: the state block that they share and each question's own block, in order.
+
+    A layout that puts something of the question before the state gives no shared block: `state` is empty
+    then, and `own_states` holds each question's.
+    """
 
     state: Tokens
     questions: tuple[Tokens, ...]
+    own_states: tuple[Tokens, ...] = ()
 
 
 def describe(value: JsonValue) -> str:
@@ -54,20 +59,29 @@ def option_texts(question: Question) -> list[str]:
     return [describe(level) for level in question.criteria]
 
 
-def state_part(state: JsonValue) -> str:
-    """Render the user's text up to the question: what all prompts about one state begin with."""
+def state_text(state: JsonValue) -> str:
+    """Render the state itself.
+
+    Raises:
+        InvalidRequest: it is no Unicode text.
+    """
     text = EMPTY_STATE if state is None or state == "" else describe(state)
     if surrogate := _lone_surrogate(text):
         raise InvalidRequest(f"the state holds a lone surrogate, {surrogate}", field="state")
-    return f"State:\n{text}{AFTER_STATE}"
+    return text
 
 
-def question_part(name: str, question: Question, codes: Sequence[str]) -> str:
-    """Render the user's text from the question on.
+def state_part(state: JsonValue) -> str:
+    """Render the user's text up to the question: what all prompts about one state begin with."""
+    return f"State:\n{state_text(state)}{AFTER_STATE}"
+
+
+def check_options(name: str, question: Question, codes: Sequence[str]) -> list[str]:
+    """Return the options' texts.
 
     Raises:
         TooManyOptions: there are more options than codes.
-        InvalidQuestion: two levels of a score read the same or one is empty, or a text is no Unicode text.
+        InvalidQuestion: two levels of a score read the same, or one is empty.
     """
     texts, field = option_texts(question), f"questions.{name}"
     if len(texts) > len(codes):
@@ -76,6 +90,16 @@ def question_part(name: str, question: Question, codes: Sequence[str]) -> str:
         )
     if isinstance(question, ScoreQuestion) and (len(set(texts)) < len(texts) or "" in texts):
         raise InvalidQuestion(f"question {name!r}: score levels must be distinct and not empty", field=field)
+    return texts
+
+
+def question_part(name: str, question: Question, codes: Sequence[str]) -> str:
+    """Render the user's text from the question on.
+
+    Raises:
+        TooManyOptions, InvalidQuestion: as `check_options`, or a text is no Unicode text.
+    """
+    texts, field = check_options(name, question, codes), f"questions.{name}"
     lines = ["Question:", describe(question.instructions or DEFAULT_INSTRUCTIONS), "", "Options:"]
     lines += [f"{code}: {text}" for code, text in zip(codes, texts, strict=False)]
     text = "\n".join([*lines, "", REQUEST])

@@ -31,8 +31,8 @@ class Published:
 
 
 NO_PUBLIC_LAYOUT = (
-    "its prompt layout header-v1 has no public description; --trust-remote-code lets the package's own "
-    "d3_format.py render its prompts"
+    "this prompt layout has no public description, so we cannot render it faithfully; "
+    "D3SERVE_TRUST_REMOTE_CODE=true lets the package's own d3_format.py do it"
 )
 NO_FP4 = "NVFP4 weights need an NVIDIA Blackwell GPU and kernels that this version does not have"
 WHOLE, SHARED = "noncausal_full_attention", "prefix_bidir"

@@ -93,15 +93,19 @@ def load_tokenizer(folder: Path, config: DecisionConfig, special_tokens: Special
         InvalidCheckpoint: files are missing, the class is not one that we know, the chat template renders a
             conversation otherwise than we do, or the recomputed codes differ from `decision_config.json`.
     """
-    tokenizer = _transformers_tokenizer(folder)
+    tokenizer = transformers_tokenizer(folder, config)
     _check_chat_template(tokenizer)
     prompt_tokenizer = PromptTokenizer(tokenizer.backend_tokenizer, special_tokens)
-    _check_codes(tokenizer.backend_tokenizer, config)
     _check_seams(prompt_tokenizer, tokenizer.backend_tokenizer)
     return prompt_tokenizer
 
 
-def _transformers_tokenizer(folder: Path) -> Any:
+def transformers_tokenizer(folder: Path, config: DecisionConfig) -> Any:
+    """Build the package's tokenizer and compare its codes with `config`.
+
+    Raises:
+        InvalidCheckpoint: files are missing, the class is not one that we know, or the codes differ.
+    """
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if not (folder / name).is_file():
             raise InvalidCheckpoint(f"{name} is missing from {folder}", field=name)
@@ -116,6 +120,7 @@ def _transformers_tokenizer(folder: Path) -> Any:
             + " or ".join(TOKENIZER_CLASSES),
             field="tokenizer_class",
         )
+    _check_codes(tokenizer.backend_tokenizer, config)
     return tokenizer
 
 

@@ -19,13 +19,16 @@ from d3serve.schemas import Question
 class PreparedJob:
     """A tokenized job; opaque outside the engine but for its sizes and its state key.
 
-    `state_key` is equal for jobs that can share one reading of their state.
+    `state_key` is equal for jobs that can share one reading of their state. Where a layout gives each
+    question a state block of its own, `state` is empty and `own_states` and `own_keys` hold them.
     """
 
     state_key: str
     state: Tokens = field(repr=False)
     by_name: Mapping[str, Question]
     blocks: tuple[Tokens, ...] = field(repr=False)
+    own_states: tuple[Tokens, ...] = field(default=(), repr=False)
+    own_keys: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def state_tokens(self) -> int:
@@ -40,15 +43,16 @@ class PreparedJob:
     @property
     def input_tokens(self) -> int:
         """The sum of the questions' whole prompts."""
-        return sum(len(block) for block in self.blocks) + len(self.state) * len(self.blocks)
+        states = sum(map(len, self.own_states)) + len(self.state) * len(self.blocks)
+        return sum(map(len, self.blocks)) + states
 
 
 @dataclass(eq=False)
 class Progress:
-    """What passes have found out about one job so far."""
+    """What passes have found out about one job so far; probabilities by the question's index."""
 
     job: PreparedJob
-    probabilities: list[list[float]] = field(default_factory=list)
+    probabilities: dict[int, list[float]] = field(default_factory=dict)
     computed_tokens: int = 0
     read_state: bool = False
 
@@ -64,6 +68,18 @@ class Asked:
     def block(self) -> Tokens:
         """The question's token ids."""
         return self.progress.job.blocks[self.index]
+
+    @property
+    def state(self) -> Tokens:
+        """The state block that stands before the question."""
+        job = self.progress.job
+        return job.own_states[self.index] if job.own_states else job.state
+
+    @property
+    def state_key(self) -> str:
+        """What questions must share to share a state."""
+        job = self.progress.job
+        return job.own_keys[self.index] if job.own_keys else job.state_key
 
     @property
     def question(self) -> Question:
@@ -92,8 +108,9 @@ class Turn:
         self._cache = cache
         groups: dict[str, deque[Asked]] = {}
         for each in self.progress:
-            group = groups.setdefault(each.job.state_key, deque())
-            group.extend(Asked(each, index) for index in range(len(each.job.blocks)))
+            for index in range(len(each.job.blocks)):
+                asked = Asked(each, index)
+                groups.setdefault(asked.state_key, deque()).append(asked)
         self._groups = deque(groups.values())
 
     def passes(self) -> Iterator[Pass]:
@@ -115,16 +132,15 @@ class Turn:
 
     def _admit(self, filling: Pass, group: deque[Asked]) -> None:
         """Place a group's state and take its questions while the pools have rows for them."""
-        job = group[0].progress.job
+        first = group[0]
         entry = fresh = None
-        if job.state_tokens:
-            entry = self._cache.acquire(job.state_key)
+        if len(first.state):
+            entry = self._cache.acquire(first.state_key)
             if entry is None:
-                entry = fresh = self._cache.reserve(job.state_key, job.state_tokens)
+                entry = fresh = self._cache.reserve(first.state_key, len(first.state))
             if entry is None:
                 return
         place = StatePlace(entry.start, entry.length, entry.slot) if entry else None
-        first = group[0].progress
         before = len(filling.asked)
         while group and self._cache.scratch_fits(filling.question_tokens + len(group[0].block)):
             asked = group.popleft()
@@ -140,12 +156,12 @@ class Turn:
         filling.pinned.append(entry)
         if fresh is not None and place is not None:
             filling.fresh.append(fresh)
-            filling.states.append(StateRows(job.state, place))
-            first.read_state = True
-            first.computed_tokens += job.state_tokens
+            filling.states.append(StateRows(first.state, place))
+            first.progress.read_state = True
+            first.progress.computed_tokens += len(first.state)
 
     def _too_large(self, asked: Asked) -> OutOfDeviceMemory:
-        state, question, rows = asked.progress.job.state_tokens, len(asked.block), self._cache.rows
+        state, question, rows = len(asked.state), len(asked.block), self._cache.rows
         return OutOfDeviceMemory(
             f"a state of {state} tokens and a question of {question} do not fit the {rows} rows of the state "
             "cache; raise D3SERVE_STATE_CACHE_BYTES",

@@ -71,7 +71,7 @@ class Engine(Protocol):
 
 
 def load_engine(settings: Settings) -> Engine:
-    """Load what `settings.model` names; minutes for a large checkpoint. The only place where torch comes in.
+    """Load and warm up what `settings.model` names; minutes for a large checkpoint. Only here torch comes in.
 
     Raises:
         InvalidCheckpoint: the checkpoint is not one that we know how to serve.
@@ -82,7 +82,7 @@ def load_engine(settings: Settings) -> Engine:
         return FakeEngine.load(settings.model)
     from d3serve.model.engine import DecisionEngine  # noqa: PLC0415 # brings torch into this process
 
-    return DecisionEngine.load(
+    engine = DecisionEngine.load(
         settings.model,
         revision=settings.revision,
         device=settings.device,
@@ -92,3 +92,5 @@ def load_engine(settings: Settings) -> Engine:
         load_format=settings.load_format,
         trust_remote_code=settings.trust_remote_code,
     )
+    engine.warm_up()
+    return engine
