@@ -113,7 +113,6 @@ def engine_alone(settings: Settings, seconds: float) -> dict[str, Any]:
     from d3serve.worker.engines import load_engine
 
     engine: Any = load_engine(settings)
-    engine.warm_up()
     source = all_requests()
     turns: list[tuple[list[Any], int]] = []
     while len(turns) < 12:

@@ -12,6 +12,7 @@ from d3serve import ask as asking
 from d3serve import supervisor
 from d3serve.errors import D3ServeError
 from d3serve.local import running
+from d3serve.logs import configure_logging
 from d3serve.settings import Settings
 
 app = typer.Typer(
@@ -70,6 +71,7 @@ def api(
 
     if exit_with_parent:
         supervisor.exit_with_parent()
+    configure_logging(settings)
     uvicorn.run(
         create_app(settings),
         host=settings.host,
@@ -96,7 +98,7 @@ def worker(
 
     if exit_with_parent:
         supervisor.exit_with_parent()
-    worker_main(settings)
+    raise typer.Exit(worker_main(settings))
 
 
 @app.command()
@@ -122,7 +124,7 @@ def ask(
 @app.command()
 def demo(model: Model = None, data_dir: DataDir = None) -> None:
     """Start everything on a free port, post one real job over HTTP, print its answers, stop."""
-    settings = Settings.load(model=model, data_dir=data_dir, port=0)
+    settings = Settings.load(model=model, data_dir=data_dir, port=0, log_level="warning")
     with running(settings) as (_, url):
         console.print(f"broker, API and worker are up at [bold]{url}[/bold]; POST {url}/v1/jobs:")
         console.print_json(data=DEMO_REQUEST)
