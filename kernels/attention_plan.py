@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from d3serve.kernels.attention_tiles import TileShape
 from d3serve.kernels.segments import Segment
 
 ITEM_FIELDS = (
@@ -29,27 +30,6 @@ ITEM_OVERHEAD_BLOCKS = (
 MERGE_BLOCKS = 4  # launching the merge and reading the pieces back, by the same clock
 SPLIT_GAIN = 0.95  # a fixed share of work waits for the slowest processor: less gain than this is none
 MIN_PIECE_BLOCKS = 4  # a border nearer to a tile's end than this moves to the end
-
-
-class TileShape(NamedTuple):
-    """Launch shape of a program, of which `per_sm` run on one multiprocessor at a time.
-
-    With `overlap` the product with V of one block runs on the tensor cores while the next block's softmax runs
-    beside it.
-    """
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-    per_sm: int
-    overlap: bool
-
-    def shared_bytes(self, head_dim: int, itemsize: int) -> int:
-        """Shared memory of one program: the query tile, K and V once a stage, and barriers."""
-        width = 1 << (head_dim - 1).bit_length()
-        queries = self.block_m * (2 if itemsize > 2 and self.block_m >= 64 else 1)  # FP32: in two TF32 parts
-        return (queries + 2 * self.num_stages * self.block_n) * width * itemsize + 256
 
 
 class Launch(NamedTuple):
@@ -81,6 +61,7 @@ class AttentionPlan:
 
     launch: Launch
     kv_heads: int
+    rows: int  # that q must have at least
     pool_rows: int
     dense: tuple[DenseBlock, ...]
     table: Tensor  # int32, holds the four lists below
@@ -102,8 +83,8 @@ class _Tiles(NamedTuple):
 
     def blocks(self, block_n: int) -> tuple[np.ndarray, np.ndarray]:
         """Key blocks of the open and of the edge range."""
-        return -(-(self.open_end - self.open_begin) // block_n), -(
-            -(self.edge_end - self.edge_begin) // block_n
+        return _ceil_div(self.open_end - self.open_begin, block_n), _ceil_div(
+            self.edge_end - self.edge_begin, block_n
         )
 
 
@@ -125,7 +106,6 @@ def plan_tiles(
     tile: TileShape,
     slots: int,
     device: torch.device,
-    dense: tuple[DenseBlock, ...] = (),
     sizes: tuple[int, int] | None = None,
 ) -> AttentionPlan:
     """The work lists of `segments` for one tile shape, on `device`.
@@ -138,7 +118,6 @@ def plan_tiles(
         tile: see `TileShape`.
         slots: programs a key/value head that run at once; tiles are split over keys until they are used.
         device: where the lists go, in one copy.
-        dense: blocks that are computed elsewhere; only kept.
         sizes: pad every list to what so many (rows, segments) can need: `launch` then depends on them alone.
 
     Raises:
@@ -157,11 +136,11 @@ def plan_tiles(
         if rows > sizes[0] or len(spans) > sizes[1]:
             raise ValueError(f"{rows} rows in {len(spans)} segments exceed the padded sizes {sizes}")
         launch = _capacity(tile, group, slots, *sizes)
-    pool_rows = int(
-        max((spans[:, 2] + spans[:, 1]).max(initial=0), (spans[:, 3] + spans[:, 4]).max(initial=0))
+    table, views = _upload((row_ranges, program_starts, items, merges), launch, device)
+    own_end, prefix_end = (
+        (spans[:, begin] + spans[:, length]).max(initial=0) for begin, length in ((2, 1), (3, 4))
     )
-    lists = (row_ranges, program_starts, items, merges)
-    return _upload(lists, launch, kv_heads=kv_heads, pool_rows=pool_rows, dense=dense, device=device)
+    return AttentionPlan(launch, kv_heads, launch.rows, int(max(own_end, prefix_end)), (), table, *views)
 
 
 def _spans(segments: Sequence[Segment]) -> np.ndarray:
@@ -179,6 +158,10 @@ def _spans(segments: Sequence[Segment]) -> np.ndarray:
     if spans.size and spans.max(initial=0) + spans[:, 1].max() >= 2**31:
         raise ValueError("a pool of 2^31 rows or more cannot be addressed")
     return spans
+
+
+def _ceil_div(a: np.ndarray, b: int) -> np.ndarray:
+    return -(-a // b)
 
 
 def _steps(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -231,7 +214,7 @@ def _cut_evenly(
     spans: np.ndarray, run: np.ndarray, row_ranges: np.ndarray, rows_a_tile: int
 ) -> tuple[_Tiles, np.ndarray]:
     """Tiles of nearly equal height over each span, and the run of each tile."""
-    counts = -(-spans[:, 1] // rows_a_tile)
+    counts = _ceil_div(spans[:, 1], rows_a_tile)
     owner, index = _steps(counts)
     start, length, _, prefix_start, prefix_length = spans[owner].T
     row = start + index * length // counts[owner]
@@ -346,32 +329,23 @@ def _capacity(tile: TileShape, group: int, slots: int, max_rows: int, max_segmen
 
 
 def _upload(
-    lists: tuple[np.ndarray, ...],
-    launch: Launch,
-    *,
-    device: torch.device,
-    kv_heads: int,
-    pool_rows: int,
-    dense: tuple[DenseBlock, ...],
-) -> AttentionPlan:
-    """One int32 tensor of all lists, padded to `launch`: empty programs, empty merges, rows that see nothing."""
+    lists: tuple[np.ndarray, ...], launch: Launch, device: torch.device
+) -> tuple[Tensor, list[Tensor]]:
+    """One int32 tensor of all lists, and its views, padded to `launch`: empty programs and merges, unseeing rows."""
     shapes = (
         (launch.rows, 2),
         (launch.programs + 1,),
         (launch.items, ITEM_FIELDS),
         (launch.merges, MERGE_FIELDS),
     )
-    sizes = [-(-int(np.prod(shape)) // SECTION_ALIGN) * SECTION_ALIGN for shape in shapes]
-    host = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
+    counts = [int(np.prod(shape)) for shape in shapes]
+    offsets = np.cumsum([0, *(-(-count // SECTION_ALIGN) * SECTION_ALIGN for count in counts)])
+    host = torch.zeros(int(offsets[-1]), dtype=torch.int32, pin_memory=device.type == "cuda")
     flat = host.numpy()
-    offsets = np.cumsum([0, *sizes])
     for values, offset in zip(lists, offsets, strict=False):
         flat[offset : offset + values.size] = values.ravel()
     starts = lists[1]
-    flat[offsets[1] + starts.size : offsets[1] + launch.programs + 1] = starts[-1]
+    flat[offsets[1] + starts.size : offsets[1] + counts[1]] = starts[-1]
     table = host.to(device, non_blocking=True)
-    views = [
-        table[offset : offset + int(np.prod(shape))].view(shape)
-        for offset, shape in zip(offsets, shapes, strict=False)
-    ]
-    return AttentionPlan(launch, kv_heads, pool_rows, dense, table, *views)
+    sections = zip(offsets, counts, shapes, strict=False)
+    return table, [table[offset : offset + count].view(shape) for offset, count, shape in sections]

@@ -7,6 +7,7 @@ No mask tensor is ever built: `attention_plan` says which keys need a look at th
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +22,9 @@ from d3serve.kernels.attention_plan import (
     MERGE_FIELDS,
     AttentionPlan,
     DenseBlock,
-    TileShape,
     plan_tiles,
 )
+from d3serve.kernels.attention_tiles import DENSE_ROWS, SHORT_KEYS, choose_tile, device_limits
 from d3serve.kernels.segments import Segment
 
 LOG2_E = 1.4426950408889634
@@ -187,13 +188,6 @@ def _merge_kernel(
     tl.store(out_ptr + o_offset[:, None] + offs_d[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-LONG = TileShape(128, 64, 8, 2, per_sm=1, overlap=True)
-SHORT = TileShape(64, 32, 4, 2, per_sm=2, overlap=False)
-SMALL = (TileShape(32, 32, 4, 2, per_sm=1, overlap=False), TileShape(16, 16, 4, 1, per_sm=1, overlap=False))
-SHORT_KEYS = 512
-DENSE_ROWS = 8192
-
-
 def plan_attention(
     segments: Sequence[Segment],
     *,
@@ -206,53 +200,53 @@ def plan_attention(
     max_rows: int | None = None,
     max_segments: int | None = None,
 ) -> AttentionPlan:
-    """Plan one pass on `device`: made once, used by every layer.
+    """Plan one pass of q and pools of `dtype` on `device`: made once, used by every layer.
 
     The same segments give the same plan on every device of a kind, so two workers give the same numbers.
-
-    Args:
-        segments: in order of their rows, which do not overlap.
-        causal: whether a row sees its own block only up to itself.
-        heads: H, a multiple of kv_heads.
-        kv_heads: HK.
-        head_dim: D, at most 256.
-        dtype: of q and the pools.
-        device: of the tensors.
-        max_rows: pad to this many rows, for a CUDA graph; see `Launch`.
-        max_segments: the same for segments; both or neither.
+    `max_rows` and `max_segments`, both or neither, pad it for a CUDA graph: `launch` then depends on them alone.
 
     Raises:
-        ValueError: the geometry is not served, no tile fits the device, or the segments are out of order.
+        ValueError: H is no multiple of HK, D is not 16 to 256, no tile fits the device, or the segments overlap
+            or are out of order.
     """
-    if heads % kv_heads or head_dim > 256:
+    if heads % kv_heads or not 16 <= head_dim <= 256:
         raise ValueError(f"cannot serve {heads} query heads over {kv_heads} of width {head_dim}")
+    group = heads // kv_heads
     sizes = None if max_rows is None or max_segments is None else (max_rows, max_segments)
-    dense = _dense_blocks(segments, device) if not causal and sizes is None else ()
+    dense = () if causal or sizes is not None else _dense_blocks(segments, dtype, device)
     elsewhere = {block.start for block in dense}
     tiled = [segment for segment in segments if segment.start not in elsewhere]
-    processors, shared_bytes = _device_limits(device)
-    group = heads // kv_heads
-    tile = _choose_tile(_mean_keys(tiled), group, head_dim, dtype.itemsize, shared_bytes)
-    return plan_tiles(
+    processors, shared_bytes = device_limits(device)
+    # A graph serves short and long states: LONG costs a short one 6 us a layer, SHORT a long one 260.
+    short = sizes is None and _mean_keys(tiled) < SHORT_KEYS
+    tile = choose_tile(
+        short=short, group=group, head_dim=head_dim, itemsize=dtype.itemsize, shared_bytes=shared_bytes
+    )
+    slots = max(processors * tile.per_sm // kv_heads, 1)
+    plan = plan_tiles(
         tiled,
         causal=causal,
         group=group,
         kv_heads=kv_heads,
         tile=tile,
-        slots=max(processors * tile.per_sm // kv_heads, 1),
+        slots=slots,
         device=device,
-        dense=dense,
         sizes=sizes,
     )
+    rows = max((plan.rows, *(block.start + block.length for block in dense)))
+    pool_rows = max((plan.pool_rows, *(block.own_start + block.length for block in dense)))
+    return replace(plan, dense=dense, rows=rows, pool_rows=pool_rows)
 
 
-def _dense_blocks(segments: Sequence[Segment], device: torch.device) -> tuple[DenseBlock, ...]:
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+def _dense_blocks(
+    segments: Sequence[Segment], dtype: torch.dtype, device: torch.device
+) -> tuple[DenseBlock, ...]:
+    if device.type != "cuda" or dtype.itemsize != 2 or torch.cuda.get_device_capability(device) < (9, 0):
         return ()
     return tuple(
         DenseBlock(s.start, s.length, s.own_start)
         for s in segments
-        if s.length >= DENSE_ROWS and s.prefix_length == 0
+        if s.length in DENSE_ROWS and s.prefix_length == 0
     )
 
 
@@ -260,25 +254,6 @@ def _mean_keys(segments: Sequence[Segment]) -> float:
     """Keys that a row of the pass sees on average."""
     rows = sum(segment.length for segment in segments)
     return sum(s.length * (s.prefix_length + s.length) for s in segments) / max(rows, 1)
-
-
-def _device_limits(device: torch.device) -> tuple[int, int]:
-    """(multiprocessors, bytes of shared memory a program may take); a CPU interprets as if it were an H200."""
-    if device.type != "cuda":
-        return 132, 232_448
-    properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.shared_memory_per_block_optin
-
-
-def _choose_tile(mean_keys: float, group: int, head_dim: int, itemsize: int, shared_bytes: int) -> TileShape:
-    first = (LONG, SHORT) if mean_keys >= SHORT_KEYS else (SHORT, LONG)
-    for tile in (*first, *SMALL):
-        if group <= tile.block_m and tile.shared_bytes(head_dim, itemsize) <= shared_bytes:
-            return tile
-    raise ValueError(
-        f"no tile for {group} heads of width {head_dim} in {itemsize}-byte numbers fits the"
-        f" {shared_bytes} bytes of shared memory that this device gives a program"
-    )
 
 
 def prefix_bidir_attention(
@@ -331,9 +306,9 @@ def _check(
             f"q {tuple(q.shape)}, k_pool {tuple(k_pool.shape)}, v_pool {tuple(v_pool.shape)} and out"
             f" {tuple(out.shape)} do not fit each other and a plan for {plan.kv_heads} key/value heads"
         )
-    if plan.launch.rows > T or plan.pool_rows > P:
+    if plan.rows > T or plan.pool_rows > P:
         raise ValueError(
-            f"the plan needs {plan.launch.rows} rows and {plan.pool_rows} pool rows; there are {T} and {P}"
+            f"the plan needs {plan.rows} rows and {plan.pool_rows} pool rows; there are {T} and {P}"
         )
     if len({q.dtype, k_pool.dtype, v_pool.dtype, out.dtype}) > 1:
         raise ValueError(

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from d3serve.kernels import prefix_bidir
-from d3serve.kernels.attention_plan import TileShape, plan_tiles
+from d3serve.kernels.attention_plan import plan_tiles
+from d3serve.kernels.attention_tiles import LONG, SHORT, TileShape, choose_tile
 from d3serve.kernels.segments import Segment
 
 CPU = torch.device("cpu")
 TILE = TileShape(32, 16, 4, 2, per_sm=1, overlap=True)
-LONG = prefix_bidir.LONG
 
 
 def plan(segments, *, causal=False, group=6, tile=TILE, slots=8, sizes=None):
@@ -122,6 +122,14 @@ def test_few_rows_over_many_keys_fill_the_device_evenly(rows, keys):
     assert work.max() < 1.05 * work.mean()
 
 
+def test_a_padded_plan_has_room_for_every_piece():
+    segments = [Segment(0, 512, 24_576, 0, 24_576)]
+    exact, padded = (plan(segments, tile=LONG, slots=33, sizes=sizes) for sizes in (None, (512, 1)))
+    assert exact.launch.partials > 33
+    assert all(small <= large for small, large in zip(exact.launch[1:], padded.launch[1:], strict=True))
+    assert padded.items.numpy()[:, 6].max() == exact.launch.partials - 1
+
+
 @pytest.mark.parametrize("rows", [2_048, 8_192])
 def test_many_tiles_are_not_split(rows):
     made = plan([Segment(0, rows, 0)], tile=LONG, slots=33)
@@ -197,15 +205,15 @@ def test_too_small_sizes_and_too_large_groups_are_refused():
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("kilobytes", [64, 100, 164, 227])
-@pytest.mark.parametrize("mean_keys", [100, 100_000])
-def test_the_tile_fits_the_device(itemsize, kilobytes, mean_keys):
-    tile = prefix_bidir._choose_tile(mean_keys, 6, 256, itemsize, kilobytes * 1024)
+@pytest.mark.parametrize("short", [False, True])
+def test_the_tile_fits_the_device(itemsize, kilobytes, short):
+    tile = choose_tile(short=short, group=6, head_dim=256, itemsize=itemsize, shared_bytes=kilobytes * 1024)
     assert tile.shared_bytes(256, itemsize) <= kilobytes * 1024
 
 
 def test_a_device_too_small_is_named():
     with pytest.raises(ValueError, match="16384 bytes of shared memory"):
-        prefix_bidir._choose_tile(100, 6, 256, 2, 16 * 1024)
+        choose_tile(short=False, group=6, head_dim=256, itemsize=2, shared_bytes=16 * 1024)
 
 
 def test_the_tile_follows_the_keys_that_a_row_sees():
@@ -218,7 +226,10 @@ def test_the_tile_follows_the_keys_that_a_row_sees():
         "device": CPU,
     }
     short = [Segment(0, 150, 0), *questions(4, 100, 150, row=150)]
-    assert prefix_bidir.plan_attention(short, **shape).launch.tile == prefix_bidir.SHORT
+    assert prefix_bidir.plan_attention(short, **shape).launch.tile == SHORT
     assert prefix_bidir.plan_attention(questions(4, 100, 24_576), **shape).launch.tile == LONG
+    padded = {"max_rows": 1_024, "max_segments": 8}
+    plans = [prefix_bidir.plan_attention(s, **shape, **padded) for s in (short, questions(4, 100, 24_576))]
+    assert plans[0].launch == plans[1].launch, "one graph serves both"
     with pytest.raises(ValueError, match="5 query heads over 2"):
         prefix_bidir.plan_attention(short, **(shape | {"heads": 5, "kv_heads": 2}))

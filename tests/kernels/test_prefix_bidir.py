@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from d3serve.kernels import prefix_bidir, reference
-from d3serve.kernels.attention_plan import TileShape, plan_tiles
+from d3serve.kernels.attention_plan import plan_tiles
+from d3serve.kernels.attention_tiles import SHORT, TileShape
 from d3serve.kernels.prefix_bidir import prefix_bidir_attention
 from d3serve.kernels.segments import Segment
 
@@ -139,6 +140,14 @@ def test_several_states_in_any_order_of_pool_rows():
 
 def test_whole_prompts_share_nothing():
     check([Segment(0, 9, 0), Segment(9, 1, 9), Segment(10, 20, 10), Segment(30, 7, 80)])
+
+
+def test_prompts_that_share_a_tile_skip_whole_blocks_of_each_other():
+    check([Segment(12 * i, 12, 12 * i) for i in range(3)], group=1)
+
+
+def test_questions_of_two_states_of_one_length_stay_apart():
+    check([Segment(0, 4, 50, 0, 20), Segment(4, 4, 54, 20, 20)], group=1)
 
 
 def test_cached_states_with_gaps_between_the_rows():
@@ -310,7 +319,7 @@ def test_the_served_plan_runs_as_it_is():
     plan = prefix_bidir.plan_attention(
         segments, causal=False, heads=6, kv_heads=1, head_dim=32, dtype=q.dtype, device=q.device
     )
-    assert plan.launch.tile == prefix_bidir.SHORT
+    assert plan.launch.tile == SHORT
     check(segments, plan=plan)
 
 
