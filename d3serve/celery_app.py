@@ -70,7 +70,7 @@ def celery_config(settings: Settings) -> dict[str, Any]:
         "worker_prefetch_multiplier": 1,
         "worker_disable_prefetch": True,  # a busy worker holds no wake-up that an idle one could use
         "worker_proc_alive_timeout": 1_800,  # loading a large checkpoint takes minutes
-        "worker_soft_shutdown_timeout": 20,
+        "worker_soft_shutdown_timeout": 10,
         "worker_hijack_root_logger": False,
         "worker_redirect_stdouts": False,
         "worker_enable_remote_control": True,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from celery import bootsteps
+from celery.worker import state
 
 CHECK_S = 0.25
 
@@ -19,3 +20,25 @@ class PoolWatch(bootsteps.StartStopStep):  # type: ignore[misc] # celery has no 
     def register_with_event_loop(self, worker: Any, hub: Any) -> None:
         """Called by Celery each time its event loop starts; it forgets the timer when the loop ends."""
         hub.call_repeatedly(CHECK_S, worker.pool.maintain_pool)
+
+
+def controller_of(app: Any) -> Any:
+    """The app's worker class, with an answer to whether it is stopping.
+
+    A child that dies while its worker stops was stopped, not lost.
+    """
+
+    class Controller(app.Worker):  # type: ignore[misc] # celery has no types
+        cold = False
+
+        @property
+        def stopping(self) -> bool:
+            """True from the first signal on."""
+            return self.cold or state.should_stop is not None or state.should_terminate is not None
+
+        def wait_for_soft_shutdown(self) -> None:
+            """Note the signal: Celery itself sets its flag only after it has killed the child."""
+            self.cold = True
+            super().wait_for_soft_shutdown()
+
+    return Controller

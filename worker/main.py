@@ -13,7 +13,7 @@ from d3serve.logs import configure_logging
 from d3serve.settings import Settings
 from d3serve.store.connect import check_server
 from d3serve.store.turns import TurnStore
-from d3serve.worker.bootsteps import PoolWatch
+from d3serve.worker.bootsteps import PoolWatch, controller_of
 from d3serve.worker.sweeper import EX_SOFTWARE, Sweeper
 
 log = structlog.get_logger(__name__)
@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 def worker_main(settings: Settings) -> int:
     """Run one worker until a signal stops it; the exit code, 70 when the model could not be loaded.
 
-    SIGTERM finishes the running turn first; SIGQUIT gives it 20 s, then gives the jobs back.
+    SIGTERM finishes the running turn first; SIGQUIT gives it 10 s, then gives the jobs back.
 
     Raises:
         BrokerUnavailable: Redis does not answer, or may evict keys.
@@ -35,7 +35,7 @@ def worker_main(settings: Settings) -> int:
     app = make_app(settings)
     require_safe_pool(app)
     app.steps["worker"].add(PoolWatch)
-    celery = app.Worker(
+    celery = controller_of(app)(
         hostname=name, pool_cls=POOL, concurrency=1, queues=[queue_name(lane) for lane in settings.lanes],
         without_gossip=True, without_mingle=True, without_heartbeat=True, quiet=True, loglevel="WARNING",
     )  # fmt: skip
@@ -44,7 +44,10 @@ def worker_main(settings: Settings) -> int:
         pool = getattr(celery.pool, "_pool", None)
         return {child.pid for child in getattr(pool, "_pool", ())}
 
-    sweeper = Sweeper(TurnStore.open(settings, name), settings, wake_sender(settings), child_pids)
+    sweeper = Sweeper(
+        TurnStore.open(settings, name), settings, wake_sender(settings),
+        child_pids=child_pids, stopping=lambda: bool(celery.stopping),
+    )  # fmt: skip
     sweeper.start()
     try:
         celery.start()

@@ -26,13 +26,20 @@ class Sweeper(threading.Thread):
     """Reaps leases, frees those of our own dead child at once, re-sends lost wakes, says that we live."""
 
     def __init__(
-        self, store: TurnStore, settings: Settings, send_wake: WakeSender, child_pids: Callable[[], set[int]]
+        self,
+        store: TurnStore,
+        settings: Settings,
+        send_wake: WakeSender,
+        *,
+        child_pids: Callable[[], set[int]],
+        stopping: Callable[[], bool],
     ) -> None:
         super().__init__(name="d3serve-sweeper", daemon=True)
         self._store = store
         self._settings = settings
         self._send_wake = send_wake
         self._child_pids = child_pids
+        self._stopping = stopping
         self._halt = threading.Event()
         self._alive_at = 0.0
         self.load_failed = False
@@ -78,8 +85,7 @@ class Sweeper(threading.Thread):
         living = self._child_pids()
         for lease, pid in self._store.own_leases().items():
             if pid not in living:
-                stopping = celery_state.should_stop is not None or celery_state.should_terminate is not None
-                freed = self._store.free(lease, "back" if stopping else "lost")
+                freed = self._store.free(lease, "back" if self._stopping() else "lost")
                 log.warning("child.lost", pid=pid, jobs=freed.back, ended=freed.ended)
                 self._wake(freed.wakes)
 

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
@@ -65,15 +65,17 @@ class TurnRunner:
         report = TurnReport()
         if not turn.jobs:
             return report
-        began, finished = time.monotonic(), False
+        began = time.monotonic()
         warm: set[str] = set()
         try:
             with LeaseKeeper(self._store, turn.lease, self._settings.lease_s) as keeper:
                 self._rounds(turn, keeper, report, warm)
-            finished = True
-        finally:
-            # An exception counts as a lost attempt: the next one runs the suspects alone.
-            self._free(turn, "back" if finished else "lost", warm)
+        except Exception:
+            self._free(turn, "lost", warm)  # the next attempt runs each suspect alone
+            raise
+        # A process told to end leaves here with SystemExit and keeps the lease: only the main process
+        # knows whether it stops or was stuck, and frees it accordingly.
+        self._free(turn, "back", warm)
         report.seconds = time.monotonic() - began
         return report
 
@@ -88,7 +90,7 @@ class TurnRunner:
             if not jobs:
                 return
 
-    def _free(self, turn: Turn, mode: Any, warm: set[str]) -> None:
+    def _free(self, turn: Turn, mode: Literal["back", "lost"], warm: set[str]) -> None:
         try:
             freed = self._store.free(turn.lease, mode, sorted(warm))
         except StorageUnavailable:

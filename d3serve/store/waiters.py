@@ -12,6 +12,7 @@ from d3serve.schemas import FINAL_STATUSES
 from d3serve.store.connect import AsyncClient
 
 RECONNECT_S = 0.2
+POLL_S = 1.0
 DELETED = "deleted"
 
 log = structlog.get_logger(__name__)
@@ -77,13 +78,14 @@ class Dispatcher:
                 waiter.event.set()
 
     async def _listen(self) -> None:
-        while True:
+        while not self.closed:
             try:
                 async with self._client.pubsub(ignore_subscribe_messages=True) as pubsub:
                     await pubsub.subscribe(self._channel)
                     self._wake_all()
-                    async for message in pubsub.listen():
-                        self._tell(message["data"])
+                    while not self.closed:
+                        if message := await pubsub.get_message(timeout=POLL_S):
+                            self._tell(message["data"])
             except (RedisError, OSError) as error:
                 log.warning("dispatcher.reconnect", error=type(error).__name__)
             await asyncio.sleep(RECONNECT_S)

@@ -1,6 +1,7 @@
 """The contract of the job table, the same on every server it may run on."""
 
 import asyncio
+import itertools
 import json
 
 import pytest
@@ -53,7 +54,7 @@ class TestSubmit:
         with pytest.raises(IdempotencyKeyReused):
             await table.jobs.submit(make_request("x"), tenant="me", idempotency_key="k", fingerprint="g")
 
-    async def test_a_full_queue_refuses_and_keeps_what_it_has(self, table, make_request):
+    async def test_a_full_queue_refuses_and_keeps_what_it_has(self, table):
         table.jobs._settings = table.settings.model_copy(update={"max_queued_jobs": 2})
         kept = [await table.submit(f"s{i}") for i in range(2)]
         with pytest.raises(QueueFull) as refusal:
@@ -78,7 +79,10 @@ class TestSubmit:
         assert (await table.jobs.get(job_id, "me")).lane == lane
 
     async def test_texts_stay_byte_faithful(self, table):
-        body = '{"model":"m","state":{"z":1,"a":[1.0,"ü \\u0000 😀",null],"é":{"2":2,"1":1}},"questions":{"b":{"type":"choice","criteria":{"y":"Y","x":null}},"a":{"type":"noul"}}}'
+        body = (
+            '{"model":"m","state":{"z":1,"a":[1.0,"ü \\u0000 😀",null],"é":{"2":2,"1":1}},"questions":'
+            '{"b":{"type":"choice","criteria":{"y":"Y","x":null}},"a":{"type":"noul"}}}'
+        )
         request = DecisionRequest.model_validate_json(body)
         await table.jobs.submit(request, tenant="me")
         [job] = table.worker().claim(1).jobs
@@ -106,7 +110,7 @@ class TestClaim:
         for job in turn.jobs:
             groups.setdefault(job.state, []).append(job.id)
         assert groups == {'"a"': [ids[0], ids[2], ids[4]], '"b"': [ids[1], ids[3]]}
-        assert [job.state for job in turn.jobs][0] == '"a"'
+        assert turn.jobs[0].state == '"a"'
 
     async def test_a_state_is_never_on_two_workers(self, table):
         await table.submit("a")
@@ -289,7 +293,7 @@ class TestFree:
             assert not {job.id for job in worker.more(turn.lease)} & set(suspects)
             worker.free(turn.lease, "back")
         assert turns[0] == [suspects[0]]
-        assert sorted(sum(turns, [])) == sorted([*suspects, fresh])
+        assert sorted(itertools.chain(*turns)) == sorted([*suspects, fresh])
         assert all(len(turn) == 1 for turn in turns if set(turn) & set(suspects))
 
     async def test_a_poison_job_fails_after_its_attempts(self, table):
@@ -392,7 +396,7 @@ class TestEndings:
         with pytest.raises(JobNotFinished):
             await table.jobs.retry(job_id, "me")
 
-    async def test_delete_erases_every_trace_but_the_tombstone(self, table, make_response):
+    async def test_delete_erases_every_trace_but_the_tombstone(self, table):
         job_id = await table.submit("secret words")
         worker = table.worker()
         turn = worker.claim(1)
@@ -485,5 +489,8 @@ class TestReading:
         kept = {"job", "res", "gone", "jobs", "finished", "load", "wake"}
         names = {name.removeprefix(table.key("job")[:-4]).split(":")[0] for name in table.redis.keys("*")}
         assert names <= kept
-        assert all(value == "0" for lane in ("interactive", "offline")
-                   for value in table.redis.hgetall(table.key("load", lane)).values())
+        assert all(
+            value == "0"
+            for lane in ("interactive", "offline")
+            for value in table.redis.hgetall(table.key("load", lane)).values()
+        )

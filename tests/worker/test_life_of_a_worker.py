@@ -1,0 +1,125 @@
+"""Workers that start, stop, crash and fail to load."""
+
+import os
+import signal
+import time
+
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_lost_wake_costs_at_most_three_seconds(service):
+    service.start_worker()
+    await service.ready()
+    began = time.monotonic()
+    job_id = await service.submit("s", wake=False)
+    assert (await service.finish(job_id)).status == "succeeded"
+    assert time.monotonic() - began < 3
+
+
+async def test_a_killed_child_costs_at_most_two_seconds(service):
+    worker = service.start_worker("state_ms=1000")
+    await service.ready()
+    job_id = await service.submit("s")
+    await service.running(job_id)
+    os.kill(service.child(worker), signal.SIGKILL)
+    killed = time.monotonic()
+    job = await service.finish(job_id)
+    assert (job.status, job.attempt) == ("succeeded", 2)
+    assert time.monotonic() - killed < 2 + 1 + 0.5  # repair, the work itself, a slow machine
+
+
+async def test_a_killed_worker_leaves_its_jobs_to_another(service, gone):
+    service.start_worker("state_ms=1000")
+    await service.ready()
+    ids = [await service.submit(f"s{i}") for i in range(3)]
+    await service.running(ids[0])
+    child = service.child(service.workers[0])
+    service.workers[0].signal(signal.SIGKILL)
+    assert gone(child), "the child outlived its worker"
+    service.start_worker()
+    jobs = await service.finish_all(ids)
+    assert {job.status for job in jobs} == {"succeeded"}
+    await service.settled()
+    assert (await service.jobs.stats()).finished == {"succeeded": 3}
+
+
+async def test_a_poison_job_fails_after_three_attempts_and_its_mates_are_answered(service):
+    poison = await service.submit("same fake:kill", wake=False)
+    mates = [await service.submit("same", wake=False) for _ in range(3)]
+    service.start_worker()
+    jobs = await service.finish_all(mates)
+    assert {job.status for job in jobs} == {"succeeded"}
+    dead = await service.finish(poison)
+    assert (dead.status, dead.error.code, dead.attempt) == ("failed", "max_attempts", 3)
+
+
+async def test_a_lost_device_replaces_the_child(service):
+    worker = service.start_worker()
+    await service.ready()
+    before = service.child(worker)
+    bad = await service.submit("fake:device-error")
+    assert (await service.finish(bad)).error.code == "max_attempts"
+    assert (await service.finish(await service.submit("after"))).status == "succeeded"
+    assert service.child(worker) != before
+    assert worker.alive()
+
+
+async def test_a_model_that_cannot_be_read_ends_the_worker_after_three_loads(service):
+    worker = service.start_worker("load_error=disk")
+    job_id = await service.submit("s")
+    assert worker.wait(30) == 70
+    assert len(await worker.events("model.load_failed")) == 3
+    assert await worker.events("model.gave_up")
+    job = await service.jobs.get(job_id, "me")
+    assert (job.status, job.attempt) == ("queued", 0)
+
+
+async def test_a_model_that_cannot_be_served_ends_the_worker_at_once(service):
+    worker = service.start_worker("load_error=checkpoint")
+    assert worker.wait(30) == 70
+    assert len(await worker.events("model.load_failed")) == 1
+
+
+async def test_a_worker_that_loads_is_not_ready_yet(service):
+    service.start_worker("load_s=2")
+    job_id = await service.submit("s")
+    while not (workers := await service.jobs.workers()):
+        assert (await service.jobs.wait(job_id, "me", 0.1)).status == "queued"
+    assert not workers[0].ready
+    assert await service.jobs.models() == []
+    await service.finish(job_id)
+    assert [model.name for model in await service.jobs.models()] == ["fake"]
+
+
+async def test_sigterm_finishes_the_turn_and_leaves(service):
+    worker = service.start_worker("state_ms=1500")
+    await service.ready()
+    job_id = await service.submit("s")
+    await service.running(job_id)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    job = await service.jobs.get(job_id, "me")
+    assert (job.status, job.attempt) == ("succeeded", 1)
+    assert await service.jobs.workers() == []
+
+
+async def test_sigquit_gives_the_turn_back(service):
+    worker = service.start_worker("state_ms=60000")
+    await service.ready()
+    job_id = await service.submit("s")
+    await service.running(job_id)
+    worker.signal(signal.SIGQUIT)
+    worker.wait(40)
+    job = await service.jobs.get(job_id, "me")
+    assert (job.status, job.attempt) == ("queued", 0)
+
+
+async def test_a_stuck_turn_is_cut_off(service):
+    service.start_worker(turn_limit_s=2)
+    job_id = await service.submit("fake:sleep=60")
+    mate = await service.submit("fine")
+    dead = await service.finish(job_id)
+    assert (dead.error.code, dead.attempt) == ("max_attempts", 3)
+    assert (await service.finish(mate)).status == "succeeded"
