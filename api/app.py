@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
 from d3serve import __version__
-from d3serve.api import routes_jobs, routes_service
+from d3serve.api import routes_jobs, routes_service, routes_sync
 from d3serve.api.background import Background
 from d3serve.api.dependencies import Parts
 from d3serve.api.edge import Edge, HTTPMetrics
@@ -44,6 +44,7 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
     for kind in (D3ServeError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _refuse)
     app.include_router(routes_jobs.router)
+    app.include_router(routes_sync.router)
     app.include_router(routes_service.router)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app

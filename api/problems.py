@@ -82,7 +82,7 @@ def problem_response(
         field=error.field,
         errors=error.details.get("errors", ()),
         job_id=error.details.get("job_id"),
-        headers={**retry_headers(error), **(headers or {})},
+        headers={**retry_headers(error), **_location(error), **(headers or {})},
     )
 
 
@@ -138,6 +138,12 @@ def retry_headers(error: D3ServeError) -> dict[str, str]:
         max(float(error.details.get("retry_after_s", DEFAULT_RETRY_AFTER_S)), 0.0), MAX_RETRY_AFTER_S
     )
     return {"Retry-After": str(math.ceil(wait_s)), "retry-after-ms": f"{wait_s * 1000:.0f}"}
+
+
+def _location(error: D3ServeError) -> dict[str, str]:
+    """Where the job is, for a client that gives up on waiting and wants to poll."""
+    job_id = error.details.get("job_id")
+    return {"Location": f"/v1/jobs/{job_id}"} if job_id else {}
 
 
 def error_of(job_error: JobError) -> D3ServeError:

@@ -1,5 +1,6 @@
 """How a job, a model and the queue look on the wire."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -10,7 +11,7 @@ from starlette.responses import Response
 from d3serve.api.served import full_name
 from d3serve.schemas import JobResource, ModelInfo
 from d3serve.settings import Settings
-from d3serve.store.records import JobRecord, QueueStats
+from d3serve.store.records import JobPage, JobRecord, QueueStats
 
 POLL_AFTER_S: Final = 1
 RELEASED: Final = "2026-11-29"  # the stock SDK insists on a date; checkpoints do not carry one
@@ -50,7 +51,7 @@ def job_resource(job: JobRecord) -> JobResource:
         progress=asdict(job.progress),
         error=job.error,
         metadata=job.metadata,
-        urls={"self": path, "result": f"{path}/result", "cancel": f"{path}/cancel"},
+        urls={"self": path, **{name: f"{path}/{name}" for name in ("result", "events", "cancel")}},
     )
 
 
@@ -67,6 +68,24 @@ def job_response(
         text = text[:-1] + b',"result":' + result + b"}"
     poll = {} if job.done else {"Retry-After": str(POLL_AFTER_S), "retry-after-ms": str(POLL_AFTER_S * 1000)}
     return JSON(text, status, {**poll, **(headers or {})})
+
+
+def not_modified(response: JSON, if_none_match: str | None) -> Response:
+    """`response` with its ETag, or 304 if the client has that version already."""
+    tag = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
+    response.headers["ETag"] = tag
+    known = [one.strip().removeprefix("W/") for one in (if_none_match or "").split(",")]
+    return Response(status_code=304, headers=dict(response.headers)) if tag in known else response
+
+
+def jobs_page(page: JobPage) -> dict[str, Any]:
+    """A page of jobs, newest first; `cursor` leads on."""
+    return {
+        "object": "list",
+        "data": [job_resource(job).model_dump(mode="json", exclude_none=True) for job in page.jobs],
+        "has_more": page.cursor is not None,
+        "cursor": page.cursor,
+    }
 
 
 def models_resource(models: list[ModelInfo], settings: Settings) -> dict[str, Any]:

@@ -1,18 +1,43 @@
-"""`/v1/jobs`: submit, poll, wait, fetch the result, cancel."""
+"""`/v1/jobs`: submit, list, poll, wait, follow, fetch the result, cancel, retry, erase."""
 
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, Field
+from starlette.responses import StreamingResponse
 
 from d3serve.api.bodies import read_object
 from d3serve.api.dependencies import Parts, Tenant, TheParts, TheSubmitHeaders, fingerprint
+from d3serve.api.events import place_of, stream
 from d3serve.api.openapi import DECISION_BODY, PROBLEMS
 from d3serve.api.problems import error_of
-from d3serve.api.resources import JSON, job_path, job_response
+from d3serve.api.resources import JSON, job_path, job_response, jobs_page, not_modified
 from d3serve.api.validation import check_request
 from d3serve.errors import InvalidRequest, JobNotFinished
-from d3serve.schemas import DecisionResponse, JobResource
+from d3serve.schemas import DecisionResponse, JobResource, JobStatus
 from d3serve.store.records import JobRecord
+
+
+class Page(BaseModel):
+    """Which jobs to list, and how many at a time."""
+
+    status: JobStatus | None = None
+    model: str | None = Field(default=None, max_length=256)
+    created_after: float | None = Field(
+        default=None, ge=0, allow_inf_nan=False, description="Seconds since 1970."
+    )
+    limit: int = Field(default=20, ge=1, le=100)
+    cursor: str | None = Field(default=None, max_length=256)
+
+
+class Poll(BaseModel):
+    """How to look at a job."""
+
+    wait: float = Field(
+        default=0, ge=0, allow_inf_nan=False, description="Seconds to wait for the job's end."
+    )
+    include: Literal["result"] | None = Field(default=None, description="`result`: put the result in.")
+
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 
@@ -29,7 +54,7 @@ async def submit(request: Request, parts: TheParts, tenant: Tenant, sent: TheSub
     submitted = await parts.store.submit(
         decision,
         tenant=tenant,
-        idempotency_key=sent.idempotency_key,
+        idempotency_key=f"/v1/jobs {sent.idempotency_key}" if sent.idempotency_key else None,
         fingerprint=fingerprint(payload) if sent.idempotency_key else "",
         traceparent=sent.traceparent,
     )
@@ -50,21 +75,42 @@ async def submit(request: Request, parts: TheParts, tenant: Tenant, sent: TheSub
     return job_response(job, status=202, headers=headers)
 
 
-@router.get("/{job_id}", response_model=JobResource)
-async def poll(
-    job_id: str,
+@router.get("")
+async def list_jobs(
+    request: Request,
     parts: TheParts,
     tenant: Tenant,
-    wait: Annotated[float, Query(ge=0, description="Seconds to wait for the job to be done.")] = 0,
-    include: Annotated[Literal["result"] | None, Query(description="`result`: put the result in.")] = None,
+    page: Annotated[Page, Query()],
+) -> Response:
+    """The caller's jobs, newest first; `metadata[key]=value` filters by metadata."""
+    metadata = {
+        name[9:-1]: value
+        for name, value in request.query_params.items()
+        if name.startswith("metadata[") and name.endswith("]")
+    }
+    return JSON(
+        jobs_page(await parts.store.list_jobs(tenant, metadata=metadata or None, **page.model_dump()))
+    )
+
+
+@router.get(
+    "/{job_id}", response_model=JobResource, responses={304: {"description": "As in `If-None-Match`."}}
+)
+async def poll(
+    job_id: str,
+    request: Request,
+    parts: TheParts,
+    tenant: Tenant,
+    asked: Annotated[Poll, Query()],
 ) -> Response:
     """The job now, or as soon as it is done within `wait` seconds. 404 unknown, 410 gone."""
-    if wait > parts.settings.max_wait_s:
-        raise InvalidRequest(
-            f"wait must be at most {parts.settings.max_wait_s:g} s, not {wait:g}", field="wait"
-        )
-    job = await (parts.store.wait(job_id, tenant, wait) if wait else parts.store.get(job_id, tenant))
-    return job_response(job, result=await _result_if_there(parts, job) if include else None)
+    longest = parts.settings.max_wait_s
+    if asked.wait > longest:
+        raise InvalidRequest(f"wait must be at most {longest:g} s, not {asked.wait:g}", field="wait")
+    store = parts.store
+    job = await (store.wait(job_id, tenant, asked.wait) if asked.wait else store.get(job_id, tenant))
+    response = job_response(job, result=await _result_if_there(parts, job) if asked.include else None)
+    return not_modified(response, request.headers.get("if-none-match"))
 
 
 @router.get("/{job_id}/result", response_model=DecisionResponse)
@@ -79,10 +125,38 @@ async def result(job_id: str, parts: TheParts, tenant: Tenant) -> Response:
         raise error_of(job.error) from None
 
 
+@router.get("/{job_id}/events", response_class=StreamingResponse)
+async def events(job_id: str, request: Request, parts: TheParts, tenant: Tenant) -> Response:
+    """Server-sent events until the job is done: queued, started, progress, answer, done."""
+    await parts.store.get(job_id, tenant)  # unknown and gone must be told before a stream begins
+    text = stream(
+        parts.store.watch(job_id, tenant),
+        lambda: parts.store.result(job_id, tenant),
+        place_of(request.headers.get("last-event-id")),
+    )
+    return StreamingResponse(text, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
 @router.post("/{job_id}/cancel", response_model=JobResource)
 async def cancel(job_id: str, parts: TheParts, tenant: Tenant) -> Response:
     """Cancel a job that waits or runs; one that is done stays as it is, and asking twice does no harm."""
     return job_response(await parts.store.cancel(job_id, tenant))
+
+
+@router.post("/{job_id}/retry", status_code=202, response_model=JobResource)
+async def retry(job_id: str, parts: TheParts, tenant: Tenant) -> Response:
+    """Queue a job that failed, expired or was canceled again, under its id. 409 in any other state."""
+    submitted = await parts.store.retry(job_id, tenant)
+    if submitted.wake:
+        parts.background.start(parts.store.send_wake(submitted.lane))
+    return job_response(await parts.store.get(job_id, tenant), status=202)
+
+
+@router.delete("/{job_id}", status_code=204)
+async def delete(job_id: str, parts: TheParts, tenant: Tenant) -> Response:
+    """Erase a job's input and result; from then on it answers 410. 409 while it runs."""
+    await parts.store.delete(job_id, tenant)
+    return Response(status_code=204)
 
 
 async def _result_if_there(parts: Parts, job: JobRecord) -> bytes | None:

@@ -30,6 +30,7 @@ from d3serve.store.records import JobPage, JobRecord, QueueStats, Submitted, Wor
 from d3serve.store.waiters import Dispatcher
 
 REREAD_S = 1.0
+CALLERS_TTL_S = 120  # longer than any call waits: a dead API process is forgotten
 
 
 class JobStore:
@@ -74,12 +75,14 @@ class JobStore:
         tenant: str,
         idempotency_key: str | None = None,
         fingerprint: str = "",
+        idempotency_ttl_s: int | None = None,
         traceparent: str | None = None,
     ) -> Submitted:
         """Write the job, its place in its state group and its idempotency record in one step.
 
         `request.model` must be the served name, aliases resolved. `fingerprint` identifies the body for
-        the idempotency check. The lane is `request.job.lane`, else chosen from an estimate of the length.
+        the idempotency check; the record lives for `idempotency_ttl_s`, by default as the settings say.
+        The lane is `request.job.lane`, else chosen from an estimate of the length.
 
         Raises:
             IdempotencyKeyReused: the key came before with another fingerprint.
@@ -87,12 +90,13 @@ class JobStore:
             StorageUnavailable: also before Redis is quite full.
         """
         job = encode_job(self._settings, request, tenant=tenant, traceparent=traceparent)
+        idem_ttl_s = idempotency_ttl_s or self._settings.idempotency_ttl_s
         idem = "" if idempotency_key is None else _digest(f"{tenant}\0{idempotency_key}")
         with storage_errors():
             await self._memory.admit()
             answer = await self._run(
                 "submit", f"job_{secrets.token_hex(12)}", job.group, job.lane, tenant, job.state, job.questions,
-                job.rank_offset_ms, job.expires_ms, idem, fingerprint, 1000 * self._settings.idempotency_ttl_s,
+                job.rank_offset_ms, job.expires_ms, idem, fingerprint, 1000 * idem_ttl_s,
                 self._settings.max_queued_jobs, self._settings.max_queued_bytes,
                 *(part for field in job.fields.items() for part in field),
             )  # fmt: skip
@@ -148,6 +152,23 @@ class JobStore:
             await self._raise_missing(job_id, tenant)
         if answer[0] == 0:
             raise JobNotFinished(f"job {job_id} is running: cancel it first", details={"status": answer[1]})
+
+    async def join(self, job_id: str) -> None:
+        """Count in one synchronous call that waits for the job; `leave` counts it out."""
+        key = self._key("callers", job_id)
+        with storage_errors():
+            async with self._client.pipeline() as pipe:
+                await pipe.incr(key).expire(key, CALLERS_TTL_S).execute()
+
+    async def leave(self, job_id: str) -> None:
+        """Count out one synchronous call."""
+        with storage_errors():
+            await self._client.decr(self._key("callers", job_id))
+
+    async def callers(self, job_id: str) -> int:
+        """Tell how many synchronous calls wait for the job, in every API process together."""
+        with storage_errors():
+            return int(await self._client.get(self._key("callers", job_id)) or 0)
 
     async def sweep(self) -> None:
         """Do what workers' sweepers do, for when no worker lives: end overdue jobs, free dead leases."""

@@ -7,7 +7,7 @@ slot, so that one script may touch all of it. Times inside values are millisecon
 from typing import Literal, NamedTuple
 
 KeyName = Literal[
-    "job", "body", "res", "gone", "idem", "jobs",
+    "job", "body", "res", "gone", "idem", "jobs", "callers",
     "st", "need", "grp", "pend", "own", "warm",
     "queued", "load", "ready", "wake", "mq",
     "lease", "leasejobs", "leasegrps", "leases", "deadlines",
@@ -39,6 +39,8 @@ TABLE: dict[KeyName, Key] = {
                 "idempotency TTL", "submit", "submit"),
     "jobs": Key("jobs:", "zset", "job ids of a <tenant> by creation", "dead ids trimmed by submit", "submit",
                 "API (list)"),
+    "callers": Key("callers:", "string", "how many synchronous calls wait for job <id>", "2 min", "API (join)",
+                   "API (callers)"),
     # the state group: jobs that share one state
     "st": Key("st:", "string", "state of <group>, JSON as sent, once", "while `need` has a member", "submit",
               "worker"),

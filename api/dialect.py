@@ -1,0 +1,213 @@
+"""OpenAI's decisions dialect in terms of System One: `input` is a state, a predicate is a noul. Pure.
+
+Images are refused. A list of messages stays the list that it is: the model reads it as JSON text.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from d3serve.api.strict_json import shown
+from d3serve.api.validation import Findings, check_request
+from d3serve.schemas import DecisionRequest
+from d3serve.settings import Settings
+
+FIELDS: Final = (
+    "model",
+    "input",
+    "questions",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "safety_identifier",
+)
+QUESTION_FIELDS: Final[Mapping[str, frozenset[str]]] = {
+    "predicate": frozenset({"type", "name", "instructions"}),
+    "choice": frozenset({"type", "name", "instructions", "choices"}),
+    "score": frozenset({"type", "name", "instructions", "levels"}),
+}
+
+
+def is_openai(payload: Mapping[str, Any]) -> bool:
+    """Whether a body speaks this dialect; System One's says `state`."""
+    return "input" in payload and "state" not in payload
+
+
+def to_system_one(payload: Mapping[str, Any], settings: Settings) -> DecisionRequest:
+    """The request in System One's terms; its questions are named by their places, `0`, `1` and so on.
+
+    Raises:
+        InvalidRequest: or a subclass, as `check_request` does.
+    """
+    findings = Findings()
+    for name in payload:
+        if name not in FIELDS:
+            findings.add(
+                "invalid_request", (name,), f"is not a field of a request; there are {', '.join(FIELDS)}"
+            )
+    state = payload["input"]
+    if not isinstance(state, str | list):
+        findings.add("invalid_request", ("input",), f"must be a string or a list, not {shown(state)}")
+    elif _holds_image(state):
+        findings.add(
+            "unsupported_modality", ("input",), "holds an image: this server reads text and JSON only"
+        )
+    questions = payload.get("questions")
+    if not isinstance(questions, list) or not questions:
+        findings.add(
+            "invalid_request",
+            ("questions",),
+            f"must be a list with at least one question, not {shown(questions)}",
+        )
+        questions = []
+    mapped = {str(place): _question(raw, place, findings) for place, raw in enumerate(questions)}
+    findings.raise_if_any()
+    return check_request({"model": payload.get("model"), "state": state, "questions": mapped}, settings)
+
+
+def _question(raw: Any, place: int, findings: Findings) -> dict[str, Any]:
+    path = ("questions", place)
+    if not isinstance(raw, dict) or raw.get("type") not in QUESTION_FIELDS:
+        found = shown(raw.get("type")) if isinstance(raw, dict) else shown(raw)
+        findings.add("invalid_question", path, f"must be a predicate, a choice or a score, not {found}")
+        return {}
+    for name in raw.keys() - QUESTION_FIELDS[raw["type"]]:
+        findings.add("invalid_question", (*path, name), "is not a field here: check its spelling")
+    if not isinstance(raw.get("name"), str | None):
+        findings.add("invalid_question", (*path, "name"), f"must be a string, not {shown(raw['name'])}")
+    instructions = raw.get("instructions")
+    if _holds_image(instructions):
+        findings.add("unsupported_modality", path, "holds an image: this server reads text and JSON only")
+    question: dict[str, Any] = {"instructions": _text(instructions)}
+    match raw["type"]:
+        case "predicate":
+            return {"type": "noul", **question}
+        case "choice":
+            return {"type": "choice", **question, "criteria": _criteria(raw, path, findings)}
+        case _:
+            return {"type": "score", **question, "criteria": _levels(raw, path, findings)}
+
+
+def _criteria(raw: Mapping[str, Any], path: tuple[str | int, ...], findings: Findings) -> dict[str, Any]:
+    criteria: dict[str, Any] = {}
+    for choice in _entries(raw, "choices", path, findings):
+        value = choice.get("value")
+        if not isinstance(value, str | bool):
+            findings.add(
+                "invalid_question",
+                (*path, "choices"),
+                f"has a value {shown(value)}; a value is text or a bool",
+            )
+            continue
+        if option_name(value) in criteria:
+            findings.add(
+                "invalid_question",
+                (*path, "choices"),
+                f"has two options that both read {shown(option_name(value))}",
+            )
+        criteria[option_name(value)] = choice.get("description")
+    return criteria
+
+
+def _levels(raw: Mapping[str, Any], path: tuple[str | int, ...], findings: Findings) -> list[Any]:
+    levels = []
+    for level in _entries(raw, "levels", path, findings):
+        label, description = level.get("label"), level.get("description")
+        if not isinstance(label, str):
+            findings.add(
+                "invalid_question", (*path, "levels"), f"has a label {shown(label)}; a label is text"
+            )
+            continue
+        levels.append(f"{label}: {description}" if description else label)
+    return levels
+
+
+def _entries(
+    raw: Mapping[str, Any], field: str, path: tuple[str | int, ...], findings: Findings
+) -> Sequence[Mapping[str, Any]]:
+    entries = raw.get(field)
+    if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
+        return entries
+    findings.add("invalid_question", (*path, field), f"must be a list of objects, not {shown(entries)}")
+    return ()
+
+
+def option_name(value: str | bool) -> str:
+    """The text of a choice's value; true and false are values of their own on the wire, words in the prompt."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _text(instructions: Any) -> Any:
+    """A list of text and JSON parts as one text; anything else as it is."""
+    if not isinstance(instructions, list):
+        return instructions
+    return "\n".join(
+        part["text"] if isinstance(part, dict) and isinstance(part.get("text"), str)
+        else json.dumps(part.get("data", part) if isinstance(part, dict) else part, ensure_ascii=False)
+        for part in instructions
+    )  # fmt: skip
+
+
+def _holds_image(value: Any) -> bool:
+    """Whether an `input_image` part stands in a message, in a tool's output or in instructions."""
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, list):
+            stack += part
+        elif isinstance(part, dict):
+            if part.get("type") == "input_image":
+                return True
+            stack += (part.get("content"), part.get("output"))
+    return False
+
+
+def from_system_one(payload: Mapping[str, Any], response: Mapping[str, Any], job_id: str) -> dict[str, Any]:
+    """The response in OpenAI's terms: answers in the order of the questions, a failed one as a refusal."""
+    usage = response["usage"]
+    return {
+        "id": job_id,
+        "object": "decision",
+        "model": response["model"],
+        "answers": [
+            {"name": question.get("name"), **_answer(question, response["answers"][str(place)])}
+            for place, question in enumerate(payload["questions"])
+        ],
+        "usage": {
+            "input_tokens": usage["input_tokens"],
+            "input_tokens_details": {
+                "cached_tokens": max(0, usage["input_tokens"] - usage["computed_tokens"]),
+                "cache_write_tokens": 0,
+            },
+            "output_tokens": 0,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["input_tokens"],
+        },
+    }
+
+
+def _answer(question: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
+    match answer["type"]:
+        case "noul":
+            return {"type": "predicate", "probability": answer["noul"]}
+        case "choice":
+            values = {option_name(choice["value"]): choice["value"] for choice in question["choices"]}
+            return {
+                "type": "choice",
+                "choice": values[answer["choice"]],
+                "probabilities": [
+                    {"value": values[name], "probability": p} for name, p in answer["probabilities"].items()
+                ],
+                "confidence": answer["confidence"],
+            }
+        case "score":
+            return {
+                "type": "score",
+                "score": answer["score"],
+                "probabilities": [
+                    {"value": int(level), "label": question["levels"][int(level)]["label"], "probability": p}
+                    for level, p in answer["probabilities"].items()
+                ],
+                "confidence": answer["confidence"],
+            }
+        case _:
+            return {"type": "refusal"}

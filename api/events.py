@@ -1,0 +1,95 @@
+"""A job's life as server-sent events: queued, started, progress, answer, done.
+
+The events follow from the job's state, not from a log, so an id is a place in that life: attempt, phase and
+number. A client that comes back with `Last-Event-ID` gets what lies after it; phases that passed while it
+was away are told by their latest state.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, suppress
+from typing import Any, Final
+
+from d3serve.api.resources import job_resource
+from d3serve.errors import JobExpired, JobNotFound, ShuttingDown
+from d3serve.store.records import JobRecord
+
+PING_EVERY_S = 15.0  # proxies close a connection that says nothing for a minute
+Place = tuple[int, int, int]
+QUEUED, STARTED, PROGRESS, ANSWER, DONE = range(5)
+_ID: Final = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
+
+
+def place_of(last_event_id: str | None) -> Place:
+    """The place that a `Last-Event-ID` names; the very beginning if it is none of ours."""
+    found = _ID.fullmatch(last_event_id or "")
+    return (int(found[1]), int(found[2]), int(found[3])) if found else (-1, 0, 0)
+
+
+async def stream(
+    changes: AsyncIterator[JobRecord], fetch_result: Callable[[], Awaitable[bytes]], after: Place
+) -> AsyncIterator[bytes]:
+    """The text of the event stream from `after` on; ends with the job, or with this process.
+
+    A comment every 15 s keeps the connection open.
+    """
+    async with aclosing(_with_pings(changes)) as records:
+        with suppress(ShuttingDown, JobExpired, JobNotFound):  # the client comes back and is told
+            async for job in records:
+                if job is None:
+                    yield b": still here\n\n"
+                    continue
+                result = await fetch_result() if job.status == "succeeded" else None
+                for place, name, data in events_of(job, result):
+                    if place > after:
+                        after = place
+                        yield _event(place, name, data)
+
+
+def events_of(job: JobRecord, result: bytes | None) -> Iterator[tuple[Place, str, Any]]:
+    """What there is to tell about the job as it is now, in order."""
+    attempt = max(job.attempt, 1)
+    if job.status == "queued":
+        yield (
+            (job.attempt + 1, QUEUED, 0),
+            "queued",
+            job_resource(job).model_dump(mode="json", exclude_none=True),
+        )
+    if job.started_at is not None:
+        yield (attempt, STARTED, 0), "started", {"started_at": job.started_at, "attempt": job.attempt}
+    if job.progress.questions_done:
+        done, total = job.progress.questions_done, job.progress.questions_total
+        yield (attempt, PROGRESS, done), "progress", {"questions_done": done, "questions_total": total}
+    if result is not None:
+        for number, (name, answer) in enumerate(json.loads(result)["answers"].items()):
+            yield (attempt, ANSWER, number), "answer", {"question": name, "answer": answer}
+    if job.done:
+        yield (attempt, DONE, 0), "done", job_resource(job).model_dump(mode="json", exclude_none=True)
+
+
+def _event(place: Place, name: str, data: Any) -> bytes:
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))  # one line: JSON escapes line breaks
+    return f"id: {place[0]}.{place[1]}.{place[2]}\nevent: {name}\ndata: {text}\n\n".encode()
+
+
+async def _with_pings(changes: AsyncIterator[JobRecord]) -> AsyncGenerator[JobRecord | None, None]:
+    """The records, and None whenever there has been none for a while."""
+    coming: asyncio.Future[JobRecord] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.ensure_future(anext(changes))
+            await asyncio.wait({coming}, timeout=PING_EVERY_S)
+            if not coming.done():
+                yield None
+                continue
+            try:
+                record = coming.result()
+            except StopAsyncIteration:
+                return
+            coming = None
+            yield record
+    finally:
+        if coming is not None:
+            coming.cancel()

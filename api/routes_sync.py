@@ -1,0 +1,68 @@
+"""`/v1/systemone` and `/v1/decisions`: synchronous answers, each a job underneath."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from d3serve.api.bodies import read_object
+from d3serve.api.dependencies import Tenant, TheParts, TheSubmitHeaders
+from d3serve.api.dialect import from_system_one, is_openai, to_system_one
+from d3serve.api.openapi import DECISION_BODY, PROBLEMS
+from d3serve.api.resources import JSON, job_path, job_response
+from d3serve.api.synchronous import Answered, Call
+from d3serve.api.validation import check_request
+from d3serve.schemas import DecisionResponse, JobResource
+
+router = APIRouter(tags=["decisions"], responses=PROBLEMS)
+ACCEPTED: dict[int | str, dict[str, Any]] = {
+    202: {"model": JobResource, "description": "With `Prefer: respond-async`: the job, to be polled."}
+}
+
+
+@router.post(
+    "/v1/systemone", openapi_extra=DECISION_BODY, response_model=DecisionResponse, responses=ACCEPTED
+)
+async def system_one(request: Request, parts: TheParts, tenant: Tenant, sent: TheSubmitHeaders) -> Response:
+    """Answer now. A call that takes longer than the SDK waits ends with 504 `still_running`: send it again."""
+    body, payload = await read_object(request, parts.settings)
+    decision = check_request(payload, parts.settings)
+    call = await Call.make(request, parts, tenant, decision, body, sent)
+    return await _respond(call, lambda answered: answered.response)
+
+
+@router.post("/v1/decisions", openapi_extra=DECISION_BODY, responses=ACCEPTED)
+async def decisions(request: Request, parts: TheParts, tenant: Tenant, sent: TheSubmitHeaders) -> Response:
+    """Answer now, in the dialect asked in: OpenAI's if the body says `input`, System One's if `state`."""
+    body, payload = await read_object(request, parts.settings)
+    openai = is_openai(payload)
+    decision = to_system_one(payload, parts.settings) if openai else check_request(payload, parts.settings)
+    call = await Call.make(request, parts, tenant, decision, body, sent)
+    if not openai:
+        return await _respond(call, lambda answered: answered.response)
+    return await _respond(
+        call, lambda answered: from_system_one(payload, json.loads(answered.response), answered.job.id)
+    )
+
+
+async def _respond(call: Call, render: Callable[[Answered], bytes | dict[str, Any]]) -> Response:
+    submitted = await call.submit()
+    if call.sent.respond_async:
+        headers = {
+            "Location": job_path(submitted.job_id),
+            "Preference-Applied": "respond-async",
+            "Vary": "Prefer",
+        }
+        job = await call.parts.store.get(submitted.job_id, call.tenant)
+        return job_response(job, status=202, headers=headers)
+    answered = await call.answer(submitted.job_id)
+    return JSON(render(answered), headers=_headers(answered))
+
+
+def _headers(answered: Answered) -> dict[str, str]:
+    """Where the job is, and where its time went."""
+    job = answered.job
+    started, finished = job.started_at or job.created_at, job.finished_at or job.created_at
+    timing = f"queue;dur={(started - job.created_at) * 1000:.0f}, run;dur={(finished - started) * 1000:.0f}"
+    return {"Location": job_path(job.id), "Server-Timing": timing}

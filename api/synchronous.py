@@ -1,0 +1,150 @@
+"""Synchronous calls over jobs: one job for all retries of a call, an honest 504 before the client gives up.
+
+The stock SDK gives up after 10 s and sends the same bytes again, three times in all, on any 5xx. So
+identical calls share one job (also across API processes: the record is in Redis), a call that would outlast
+the SDK's patience ends with 504 `still_running` and `retry-after-ms: 0`, and its retry waits on.
+"""
+
+import asyncio
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Self
+
+from starlette.requests import ClientDisconnect, Request
+
+from d3serve.api.dependencies import Parts, SubmitHeaders
+from d3serve.api.problems import error_of
+from d3serve.errors import D3ServeError, JobExpired, StillRunning
+from d3serve.schemas import DecisionRequest
+from d3serve.store.records import JobRecord, Submitted
+
+KEEP_S: Final = 600  # an answered call's job, and the record that joins identical calls to it
+ABANDONED_AFTER_S = 6.0  # longer than the SDK sleeps between its tries
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A finished job with its response, the JSON text that the worker committed."""
+
+    job: JobRecord
+    response: bytes
+
+
+@dataclass(frozen=True)
+class Call:
+    """One synchronous request: who asks what, with which bytes."""
+
+    request: Request
+    parts: Parts
+    tenant: str
+    decision: DecisionRequest
+    body: bytes
+    sent: SubmitHeaders
+
+    @classmethod
+    async def make(
+        cls,
+        request: Request,
+        parts: Parts,
+        tenant: str,
+        decision: DecisionRequest,
+        body: bytes,
+        sent: SubmitHeaders,
+    ) -> Self:
+        """A call for the model that is really served; its job is kept for ten minutes unless asked otherwise.
+
+        Raises:
+            ModelNotFound: nobody serves it.
+        """
+        job = decision.job
+        if job.result_ttl_s is None:
+            job = job.model_copy(update={"result_ttl_s": KEEP_S})
+        model = await parts.models.resolve(decision.model)
+        return cls(
+            request, parts, tenant, decision.model_copy(update={"model": model, "job": job}), body, sent
+        )
+
+    async def submit(self) -> Submitted:
+        """Make the job, or find the one that an identical call made."""
+        key = self.sent.idempotency_key or hashlib.sha256(self.body).hexdigest()
+        key = f"{self.request.url.path} {self.decision.model} {key}"
+        submitted = await self._submit(key)
+        if submitted.created:
+            return submitted
+        try:
+            job = await self.parts.store.get(submitted.job_id, self.tenant)
+        except JobExpired:  # its owner deleted it: the same question is a new one
+            return await self._submit(f"{key} {submitted.job_id}")
+        if not job.done or job.status == "succeeded":
+            return submitted
+        if job.error is None or error_of(job.error).http_status >= 500:
+            return await self._wake(await self.parts.store.retry(job.id, self.tenant))
+        return submitted
+
+    async def _submit(self, key: str) -> Submitted:
+        return await self._wake(
+            await self.parts.store.submit(
+                self.decision,
+                tenant=self.tenant,
+                idempotency_key=key,
+                fingerprint=hashlib.sha256(self.body).hexdigest(),
+                idempotency_ttl_s=None if self.sent.idempotency_key else KEEP_S,
+                traceparent=self.sent.traceparent,
+            )
+        )
+
+    async def _wake(self, submitted: Submitted) -> Submitted:
+        if submitted.wake:
+            self.parts.background.start(self.parts.store.send_wake(submitted.lane))
+        return submitted
+
+    async def answer(self, job_id: str) -> Answered:
+        """The response once the job is done.
+
+        Raises:
+            StillRunning: not done within the wait; `details["job_id"]` names the job, which goes on.
+            ClientDisconnect: the caller is gone; the job is canceled unless somebody asks again soon.
+            D3ServeError: the job failed, as the error that it failed by.
+        """
+        store = self.parts.store
+        await store.join(job_id)
+        try:
+            job = await self._wait(job_id)
+        finally:
+            await store.leave(job_id)
+        if not job.done:
+            raise StillRunning(
+                f"job {job_id} is {job.status}; ask again, or poll /v1/jobs/{job_id}",
+                details={"job_id": job_id, "retry_after_s": 0},
+            )
+        if job.error is not None:
+            raise error_of(job.error)
+        return Answered(job, await store.result(job_id, self.tenant))
+
+    async def _wait(self, job_id: str) -> JobRecord:
+        settings = self.parts.settings
+        wanted = self.sent.wait_s if self.sent.wait_s is not None else settings.sync_wait_s
+        waiting = asyncio.create_task(
+            self.parts.store.wait(job_id, self.tenant, min(wanted, settings.max_wait_s))
+        )
+        gone = asyncio.create_task(_disconnected(self.request))
+        await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            gone.cancel()
+            return waiting.result()
+        waiting.cancel()
+        self.parts.background.start(self._cancel_if_abandoned(job_id))
+        raise ClientDisconnect
+
+    async def _cancel_if_abandoned(self, job_id: str) -> None:
+        await asyncio.sleep(ABANDONED_AFTER_S)
+        with suppress(D3ServeError):  # nobody is left to tell
+            if await self.parts.store.callers(job_id) <= 0:
+                await self.parts.store.cancel(job_id, self.tenant)
+
+
+async def _disconnected(request: Request) -> None:
+    """Return when the client is gone; the body has been read, so nothing else can arrive."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
