@@ -66,6 +66,7 @@ def configure_logging(settings: Settings, **bound: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))
+    logging.getLogger("d3serve").setLevel(level)  # ours: rooms that know nothing of structlog
     for name in LIBRARIES:
         logging.getLogger(name).setLevel(
             max(level, logging.INFO if name == "uvicorn.error" else logging.WARNING)

@@ -116,7 +116,8 @@ def build_prompts(
     The first prompt is read whole. For the others its ids up to `Question:` are used again, which gives the
     same ids as reading them whole: `Question` begins a pre-token after any state, since the two newlines
     before it end whatever run precedes them and letters never join a newline, and byte-pair merges stay
-    inside a pre-token. Should the first prompt not bear that out, every prompt is read whole.
+    inside a pre-token. With another pre-tokenizer, or should the first prompt not bear it out, every prompt is
+    read whole.
 
     Raises:
         InvalidRequest: the state is no Unicode text.
@@ -127,7 +128,8 @@ def build_prompts(
     first = tokenizer.encode(head + tails[0])
     size = _state_tokens(first, head)
     seam = bisect_right(first.ends, len(head))
-    if first.ends[seam - 1] == len(head) and first.ids[seam:] == tokenizer.encode_tail(tails[0]):
+    proven = tokenizer.splits_before_letters and first.ends[seam - 1] == len(head)
+    if proven and first.ids[seam:] == tokenizer.encode_tail(tails[0]):
         joined = first.ids[size:seam]
         blocks = [first.ids[size:]] + [joined + tokenizer.encode_tail(tail) for tail in tails[1:]]
     else:

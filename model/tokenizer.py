@@ -1,10 +1,11 @@
 """Text to token ids, exactly as the checkpoint's own tokenizer reads it, with where each token ends.
 
-Ids come from the classes of transformers 5.17, whose pre-tokenizer replaces the one written in
+Ids come from the class that transformers 5.17 builds; the Qwen ones replace the pre-tokenizer written in
 `tokenizer.json`. We take the Rust tokenizer out of them: it also tells where each token's text ends, which
 decides where the state block ends.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -15,6 +16,8 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 from tokenizers import Tokenizer as RustTokenizer
 from transformers import AutoTokenizer
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2_PATTERN
+from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX as QWEN3_5_PATTERN
 
 from d3serve.errors import InvalidCheckpoint
 from d3serve.model.config import CODES, DecisionConfig
@@ -29,7 +32,8 @@ SYSTEM = (
 OPENING = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>"
 ROLE = "user\n"
 CLOSING = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-TOKENIZER_CLASSES = ("Qwen2Tokenizer", "Qwen3_5Tokenizer")
+PATTERNS = (QWEN2_PATTERN, QWEN3_5_PATTERN)
+TOKENIZER_CLASSES = ("Qwen2Tokenizer", "Qwen3_5Tokenizer", "TokenizersBackend")
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class PromptTokenizer:
 
     `plain` reads control tokens inside the text as ordinary characters, so that a state cannot speak as the
     system; `reference` reads them as the checkpoint's own runtime does. Texts without any are read alike.
+    `splits_before_letters` says that a letter after a newline always begins a pre-token, whatever is around.
     """
 
     def __init__(self, tokenizer: RustTokenizer, special_tokens: SpecialTokens) -> None:
@@ -52,6 +57,8 @@ class PromptTokenizer:
         tokenizer.post_processor = None  # it may trim white space from offsets
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        pattern = bytes(tokenizer.pre_tokenizer.__getstate__()).decode()
+        self.splits_before_letters = any(json.dumps(known) in pattern for known in PATTERNS)
         self._full = tokenizer
         self._plain = RustTokenizer(tokenizer.model)  # the same merges, and no added tokens at all
         self._plain.normalizer = tokenizer.normalizer
@@ -106,7 +113,7 @@ def transformers_tokenizer(folder: Path, config: DecisionConfig) -> Any:
     Raises:
         InvalidCheckpoint: files are missing, the class is not one that we know, or the codes differ.
     """
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
         if not (folder / name).is_file():
             raise InvalidCheckpoint(f"{name} is missing from {folder}", field=name)
     try:
@@ -125,6 +132,8 @@ def transformers_tokenizer(folder: Path, config: DecisionConfig) -> Any:
 
 
 def _check_chat_template(tokenizer: Any) -> None:
+    if tokenizer.chat_template is None:
+        raise InvalidCheckpoint("chat_template.jinja is missing", field="chat_template.jinja")
     probe = "State:\nA probe: é 1.5 {}\n\nQuestion:\nx"
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": probe}]
     try:

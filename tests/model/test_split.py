@@ -95,6 +95,15 @@ def test_later_questions_reuse_the_state_instead_of_reading_it_again(tokenizer, 
     assert len(calls) == 1
 
 
+def test_with_another_pre_tokenizer_every_prompt_is_read_whole(tokenizer, monkeypatch):
+    calls = []
+    encode = tokenizer.encode
+    monkeypatch.setattr(tokenizer, "splits_before_letters", False)
+    monkeypatch.setattr(tokenizer, "encode", lambda text: calls.append(text) or encode(text))
+    build_prompts(tokenizer, CODES, "Paid twice.", QUESTIONS)
+    assert len(calls) == 1 + len(QUESTIONS)
+
+
 def test_without_a_proven_seam_every_prompt_is_read_whole(tokenizer, reference, monkeypatch):
     monkeypatch.setattr(tokenizer, "encode_tail", lambda _: [1, 2, 3])
     prompts = build_prompts(tokenizer, CODES, "Paid twice.", QUESTIONS)
@@ -133,6 +142,7 @@ def test_ids_equal_an_independent_implementation(real_tokenizer):
     """tiktoken over the same ranks, with the pattern of Qwen3_5Tokenizer."""
     independent = get_tokenizer("qwen3.5-27b")
     tokenizer = PromptTokenizer(real_tokenizer("Qwen3_5Tokenizer").backend_tokenizer, "plain")
+    assert tokenizer.splits_before_letters
     for state in STATES:
         prompts = build_prompts(tokenizer, CODES, state, {"q": QUESTIONS["yes"]})
         expected = independent.encode(whole_prompt(state, QUESTIONS["yes"]))

@@ -1,6 +1,12 @@
 """The bundled checkpoint: the same bytes every time, small, and loaded by transformers as it stands."""
 
+import json
+
+import pytest
 from transformers import AutoConfig, AutoTokenizer
+
+from d3serve.model.config import load_decision_config
+from d3serve.model.tokenizer import load_tokenizer, transformers_tokenizer
 
 
 def test_it_is_written_the_same_every_time(tiny_checkpoint, tmp_path, checkpoint_tool):
@@ -13,6 +19,41 @@ def test_it_is_written_the_same_every_time(tiny_checkpoint, tmp_path, checkpoint
 
 def test_it_is_small(tiny_checkpoint):
     assert sum(path.stat().st_size for path in tiny_checkpoint.iterdir()) < 4 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("named", "built"),
+    [
+        ("Qwen2Tokenizer", "Qwen2Tokenizer"),
+        ("Qwen2TokenizerFast", "Qwen2Tokenizer"),
+        ("Qwen3_5Tokenizer", "Qwen3_5Tokenizer"),
+        ("TokenizersBackend", "TokenizersBackend"),
+    ],
+)
+def test_the_tokenizer_is_the_class_that_transformers_builds(named, built, tmp_path, checkpoint_tool):
+    package = checkpoint_tool.write_checkpoint(tmp_path, checkpoint_tool.Variant(tokenizer_class=named))
+    config = load_decision_config(package)
+    assert type(transformers_tokenizer(package, config)).__name__ == built
+    assert load_tokenizer(package, config, "plain").splits_before_letters
+
+
+def test_another_pre_tokenizer_is_not_taken_for_qwens(tmp_path, checkpoint_tool):
+    package = checkpoint_tool.write_checkpoint(
+        tmp_path, checkpoint_tool.Variant(tokenizer_class="TokenizersBackend")
+    )
+    described = json.loads((package / "tokenizer.json").read_text())
+    described["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\s?\S+|\s+"
+    (package / "tokenizer.json").write_text(json.dumps(described))
+    assert not load_tokenizer(package, load_decision_config(package), "plain").splits_before_letters
+
+
+def test_a_chat_template_may_stand_in_the_tokenizers_configuration(tmp_path, checkpoint_tool):
+    package = checkpoint_tool.write_checkpoint(tmp_path)
+    values = json.loads((package / "tokenizer_config.json").read_text())
+    values["chat_template"] = (package / "chat_template.jinja").read_text()
+    (package / "tokenizer_config.json").write_text(json.dumps(values))
+    (package / "chat_template.jinja").unlink()
+    load_tokenizer(package, load_decision_config(package), "plain")
 
 
 def test_transformers_reads_it(tiny_checkpoint):
