@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from d3serve import __version__
 from d3serve.api import routes_jobs, routes_service, routes_sync
+from d3serve.api.auth import make_key_ring
 from d3serve.api.background import Background
 from d3serve.api.dependencies import Parts
 from d3serve.api.edge import Edge, HTTPMetrics
@@ -22,12 +23,17 @@ from d3serve.store.jobs import JobStore
 
 
 def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore] = JobStore.open) -> FastAPI:
-    """The API on the store at `settings.redis_url`; opens it at start, closes it at shutdown."""
+    """The API on the store at `settings.redis_url`; opens it at start, closes it at shutdown.
+
+    Raises:
+        InvalidSettings: it would listen beyond this host without API keys, or they cannot be read.
+    """
+    keys = make_key_ring(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with open_store(settings) as store, Background(store) as background:
-            app.state.parts = Parts(settings, store, ServedModels(store, settings), background)
+            app.state.parts = Parts(settings, store, ServedModels(store, settings), background, keys)
             yield
 
     app = FastAPI(

@@ -11,11 +11,11 @@ from fastapi import Depends, Request
 
 from d3serve.api.background import Background
 from d3serve.api.served import ServedModels
+from d3serve.api_keys import KeyRing
 from d3serve.errors import InvalidRequest
 from d3serve.settings import Settings
 from d3serve.store.jobs import JobStore
 
-PUBLIC_TENANT: Final = "public"
 _KEY: Final = re.compile(r"(?=.*\S)[\x20-\x7e]{1,255}")
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _WAIT: Final = re.compile(r"wait\s*=\s*\"?(\d{1,6})\"?", re.IGNORECASE)
@@ -29,17 +29,13 @@ class Parts:
     store: JobStore
     models: ServedModels
     background: Background
+    keys: KeyRing | None
 
 
 def parts(request: Request) -> Parts:
     """The parts of the process that serves `request`."""
     found: Parts = request.app.state.parts
     return found
-
-
-def tenant(_request: Request) -> str:
-    """Whose jobs the caller may see: without API keys, everyone is the same one."""
-    return PUBLIC_TENANT
 
 
 @dataclass(frozen=True)
@@ -94,5 +90,4 @@ def fingerprint(payload: Mapping[str, Any]) -> str:
 
 
 TheParts = Annotated[Parts, Depends(parts)]
-Tenant = Annotated[str, Depends(tenant)]
 TheSubmitHeaders = Annotated[SubmitHeaders, Depends(submit_headers)]

@@ -55,6 +55,8 @@ class Edge:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = headers["x-typesafe-request-id"] = request_id
+                if "allowance" in scope["state"]:
+                    headers.update(scope["state"]["allowance"].headers())
                 headers.append("Server-Timing", f"total;dur={(time.perf_counter() - began) * 1000:.1f}")
             await send(message)
 
@@ -85,7 +87,7 @@ class Edge:
         if route not in _QUIET:
             log.info(
                 "request", request_id=request_id, method=scope["method"], route=route, status=status,
-                duration_ms=round(seconds * 1000, 1),
+                duration_ms=round(seconds * 1000, 1), key=scope["state"].get("key_id"),
             )  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def problem_response(
         field=error.field,
         errors=error.details.get("errors", ()),
         job_id=error.details.get("job_id"),
-        headers={**retry_headers(error), **_location(error), **(headers or {})},
+        headers={**_headers(error), **(headers or {})},
     )
 
 
@@ -130,20 +130,18 @@ def clipped(text: str) -> str:
     return text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 1] + "…"
 
 
-def retry_headers(error: D3ServeError) -> dict[str, str]:
-    """Both forms of Retry-After, 0 to 60 s, for an error that waiting may mend; else nothing."""
-    if not error.retryable:
-        return {}
-    wait_s = min(
-        max(float(error.details.get("retry_after_s", DEFAULT_RETRY_AFTER_S)), 0.0), MAX_RETRY_AFTER_S
-    )
-    return {"Retry-After": str(math.ceil(wait_s)), "retry-after-ms": f"{wait_s * 1000:.0f}"}
-
-
-def _location(error: D3ServeError) -> dict[str, str]:
-    """Where the job is, for a client that gives up on waiting and wants to poll."""
-    job_id = error.details.get("job_id")
-    return {"Location": f"/v1/jobs/{job_id}"} if job_id else {}
+def _headers(error: D3ServeError) -> dict[str, str]:
+    """What an error says in headers: how to call, when to come back, where the job is."""
+    headers: dict[str, str] = {}
+    if error.http_status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if error.retryable:  # both forms, 0 to 60 s
+        wait_s = float(error.details.get("retry_after_s", DEFAULT_RETRY_AFTER_S))
+        wait_s = min(max(wait_s, 0.0), MAX_RETRY_AFTER_S)
+        headers |= {"Retry-After": str(math.ceil(wait_s)), "retry-after-ms": f"{wait_s * 1000:.0f}"}
+    if "job_id" in error.details:  # for a client that gives up on waiting and wants to poll
+        headers["Location"] = f"/v1/jobs/{error.details['job_id']}"
+    return headers
 
 
 def error_of(job_error: JobError) -> D3ServeError:

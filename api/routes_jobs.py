@@ -6,8 +6,9 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 from starlette.responses import StreamingResponse
 
+from d3serve.api.auth import Reader, Writer
 from d3serve.api.bodies import read_object
-from d3serve.api.dependencies import Parts, Tenant, TheParts, TheSubmitHeaders, fingerprint
+from d3serve.api.dependencies import Parts, TheParts, TheSubmitHeaders, fingerprint
 from d3serve.api.events import place_of, stream
 from d3serve.api.openapi import DECISION_BODY, PROBLEMS
 from d3serve.api.problems import error_of
@@ -46,7 +47,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
     "", status_code=202, response_model=JobResource, openapi_extra=DECISION_BODY,
     responses={200: {"model": JobResource, "description": "Done within the wait that `Prefer` asked for."}},
 )  # fmt: skip
-async def submit(request: Request, parts: TheParts, tenant: Tenant, sent: TheSubmitHeaders) -> Response:
+async def submit(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
     """Take a job. 202 with its address; with `Prefer: wait=N`, 200 and the result if it is done by then."""
     _, payload = await read_object(request, parts.settings)
     decision = check_request(payload, parts.settings)
@@ -79,7 +80,7 @@ async def submit(request: Request, parts: TheParts, tenant: Tenant, sent: TheSub
 async def list_jobs(
     request: Request,
     parts: TheParts,
-    tenant: Tenant,
+    tenant: Reader,
     page: Annotated[Page, Query()],
 ) -> Response:
     """The caller's jobs, newest first; `metadata[key]=value` filters by metadata."""
@@ -100,7 +101,7 @@ async def poll(
     job_id: str,
     request: Request,
     parts: TheParts,
-    tenant: Tenant,
+    tenant: Reader,
     asked: Annotated[Poll, Query()],
 ) -> Response:
     """The job now, or as soon as it is done within `wait` seconds. 404 unknown, 410 gone."""
@@ -114,7 +115,7 @@ async def poll(
 
 
 @router.get("/{job_id}/result", response_model=DecisionResponse)
-async def result(job_id: str, parts: TheParts, tenant: Tenant) -> Response:
+async def result(job_id: str, parts: TheParts, tenant: Reader) -> Response:
     """The bare System One response, which the stock SDK parses. 409 while there is none."""
     try:
         return JSON(await parts.store.result(job_id, tenant))
@@ -126,7 +127,7 @@ async def result(job_id: str, parts: TheParts, tenant: Tenant) -> Response:
 
 
 @router.get("/{job_id}/events", response_class=StreamingResponse)
-async def events(job_id: str, request: Request, parts: TheParts, tenant: Tenant) -> Response:
+async def events(job_id: str, request: Request, parts: TheParts, tenant: Reader) -> Response:
     """Server-sent events until the job is done: queued, started, progress, answer, done."""
     await parts.store.get(job_id, tenant)  # unknown and gone must be told before a stream begins
     text = stream(
@@ -138,13 +139,13 @@ async def events(job_id: str, request: Request, parts: TheParts, tenant: Tenant)
 
 
 @router.post("/{job_id}/cancel", response_model=JobResource)
-async def cancel(job_id: str, parts: TheParts, tenant: Tenant) -> Response:
+async def cancel(job_id: str, parts: TheParts, tenant: Writer) -> Response:
     """Cancel a job that waits or runs; one that is done stays as it is, and asking twice does no harm."""
     return job_response(await parts.store.cancel(job_id, tenant))
 
 
 @router.post("/{job_id}/retry", status_code=202, response_model=JobResource)
-async def retry(job_id: str, parts: TheParts, tenant: Tenant) -> Response:
+async def retry(job_id: str, parts: TheParts, tenant: Writer) -> Response:
     """Queue a job that failed, expired or was canceled again, under its id. 409 in any other state."""
     submitted = await parts.store.retry(job_id, tenant)
     if submitted.wake:
@@ -153,7 +154,7 @@ async def retry(job_id: str, parts: TheParts, tenant: Tenant) -> Response:
 
 
 @router.delete("/{job_id}", status_code=204)
-async def delete(job_id: str, parts: TheParts, tenant: Tenant) -> Response:
+async def delete(job_id: str, parts: TheParts, tenant: Writer) -> Response:
     """Erase a job's input and result; from then on it answers 410. 409 while it runs."""
     await parts.store.delete(job_id, tenant)
     return Response(status_code=204)

@@ -10,6 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 
+from d3serve.api.auth import Admin, Reader
 from d3serve.api.dependencies import TheParts
 from d3serve.api.openapi import PROBLEMS
 from d3serve.api.resources import JSON, models_resource, queue_resource
@@ -20,13 +21,13 @@ router = APIRouter(tags=["service"], responses=PROBLEMS)
 
 
 @router.get("/v1/models")
-async def models(parts: TheParts) -> Response:
+async def models(parts: TheParts, _caller: Reader) -> Response:
     """What live workers serve, and the limits of a request; for OpenAI's client and the stock SDK alike."""
     return JSON(models_resource(await parts.models.live(), parts.settings))
 
 
 @router.get("/v1/queue")
-async def queue(parts: TheParts) -> Response:
+async def queue(parts: TheParts, _caller: Reader) -> Response:
     """How much waits, how old it is, how fast it goes."""
     return JSON(queue_resource(await parts.store.stats()))
 
@@ -54,7 +55,7 @@ async def readyz(parts: TheParts) -> dict[str, Any]:
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(request: Request, parts: TheParts) -> Response:
+async def metrics(request: Request, parts: TheParts, _caller: Admin) -> Response:
     """Prometheus text: this process's HTTP counts, and the queue as Redis has it."""
     registry = CollectorRegistry()
     registry.register(_Queue(await parts.store.stats()))

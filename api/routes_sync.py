@@ -6,8 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from d3serve.api.auth import Writer
 from d3serve.api.bodies import read_object
-from d3serve.api.dependencies import Tenant, TheParts, TheSubmitHeaders
+from d3serve.api.dependencies import TheParts, TheSubmitHeaders
 from d3serve.api.dialect import from_system_one, is_openai, to_system_one
 from d3serve.api.openapi import DECISION_BODY, PROBLEMS
 from d3serve.api.resources import JSON, job_path, job_response
@@ -24,7 +25,7 @@ ACCEPTED: dict[int | str, dict[str, Any]] = {
 @router.post(
     "/v1/systemone", openapi_extra=DECISION_BODY, response_model=DecisionResponse, responses=ACCEPTED
 )
-async def system_one(request: Request, parts: TheParts, tenant: Tenant, sent: TheSubmitHeaders) -> Response:
+async def system_one(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
     """Answer now. A call that takes longer than the SDK waits ends with 504 `still_running`: send it again."""
     body, payload = await read_object(request, parts.settings)
     decision = check_request(payload, parts.settings)
@@ -33,7 +34,7 @@ async def system_one(request: Request, parts: TheParts, tenant: Tenant, sent: Th
 
 
 @router.post("/v1/decisions", openapi_extra=DECISION_BODY, responses=ACCEPTED)
-async def decisions(request: Request, parts: TheParts, tenant: Tenant, sent: TheSubmitHeaders) -> Response:
+async def decisions(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
     """Answer now, in the dialect asked in: OpenAI's if the body says `input`, System One's if `state`."""
     body, payload = await read_object(request, parts.settings)
     openai = is_openai(payload)

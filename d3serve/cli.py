@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from d3serve import api_keys, supervisor
 from d3serve import ask as asking
-from d3serve import supervisor
 from d3serve.errors import D3ServeError
 from d3serve.local import running
 from d3serve.logs import configure_logging
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console(stderr=True)
+STOP_WAITERS_S = 5  # a long poll must not hold up the end of the process
 
 Model = Annotated[str | None, typer.Option(help="Local folder or Hub id of the checkpoint.")]
 Revision = Annotated[str | None, typer.Option(help="Hub revision of the checkpoint.")]
@@ -80,7 +81,23 @@ def api(
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_graceful_shutdown=STOP_WAITERS_S,
     )
+
+
+@app.command("new-key")
+def new_key(
+    file: Annotated[Path, typer.Argument(help="File of keys; see D3SERVE_API_KEYS_FILE. Made if missing.")],
+    tenant: Annotated[str, typer.Option(help="Whose jobs the key sees.")] = "main",
+    scope: Annotated[
+        list[str] | None, typer.Option(help="What it may do; may be given several times.")
+    ] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Limit of this key.")] = None,
+) -> None:
+    """Make an API key: keep its hash in FILE, print the key once."""
+    key, line = api_keys.new_key(tenant, scope or api_keys.DEFAULT_SCOPES, requests_per_minute)
+    api_keys.append_key(file, line)
+    Console().print(key, highlight=False, soft_wrap=True)
 
 
 @app.command()

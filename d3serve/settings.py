@@ -34,6 +34,19 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="Address the API binds to.")
     port: int = Field(default=8000, ge=0, le=65_535, description="Port the API binds to; 0 picks a free one.")
 
+    # who may call
+    api_keys_file: Path | None = Field(
+        default=None,
+        description="File of API keys, made by `d3serve new-key`. Unset: no key is asked for.",
+    )
+    allow_anonymous: bool = Field(
+        default=False,
+        description="Serve callers without a key even on an address that other hosts reach.",
+    )
+    requests_per_minute: int | None = Field(
+        default=None, ge=1, description="Requests a key may send in a minute, unless its line says otherwise."
+    )
+
     # the model
     model: str = Field(
         default="vllm-sr/d3-turbo",

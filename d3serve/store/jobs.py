@@ -170,6 +170,17 @@ class JobStore:
         with storage_errors():
             return int(await self._client.get(self._key("callers", job_id)) or 0)
 
+    async def count_request(self, key_id: str, window_s: int) -> tuple[int, float]:
+        """Count one request of a caller; tell how many it has sent in this window, and when that ends, in seconds."""
+        key = self._key("rate", key_id)
+        with storage_errors():
+            async with self._client.pipeline() as pipe:
+                pipe.set(key, 0, ex=window_s, nx=True)
+                pipe.incr(key)
+                pipe.pttl(key)
+                _, count, left_ms = await pipe.execute()
+        return count, max(left_ms, 0) / 1000
+
     async def sweep(self) -> None:
         """Do what workers' sweepers do, for when no worker lives: end overdue jobs, free dead leases."""
         with storage_errors():

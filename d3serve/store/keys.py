@@ -7,7 +7,7 @@ slot, so that one script may touch all of it. Times inside values are millisecon
 from typing import Literal, NamedTuple
 
 KeyName = Literal[
-    "job", "body", "res", "gone", "idem", "jobs", "callers",
+    "job", "body", "res", "gone", "idem", "jobs", "callers", "rate",
     "st", "need", "grp", "pend", "own", "warm",
     "queued", "load", "ready", "wake", "mq",
     "lease", "leasejobs", "leasegrps", "leases", "deadlines",
@@ -41,6 +41,7 @@ TABLE: dict[KeyName, Key] = {
                 "API (list)"),
     "callers": Key("callers:", "string", "how many synchronous calls wait for job <id>", "2 min", "API (join)",
                    "API (callers)"),
+    "rate": Key("rate:", "string", "requests of API key <id> in this minute", "1 min", "API", "API"),
     # the state group: jobs that share one state
     "st": Key("st:", "string", "state of <group>, JSON as sent, once", "while `need` has a member", "submit",
               "worker"),

@@ -1,0 +1,104 @@
+"""Who calls, what it may do, and how often: API keys, scopes, rate limits."""
+
+import ipaddress
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from fastapi import Depends, Request
+
+from d3serve.api.dependencies import TheParts
+from d3serve.api_keys import ALL_SCOPES, PUBLIC_TENANT, KeyRing, Scope
+from d3serve.errors import Forbidden, InvalidSettings, RateLimited, Unauthorized
+from d3serve.settings import Settings
+
+WINDOW_S: Final = 60
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Whoever sent a request; a caller without a key is `public` and may do everything."""
+
+    tenant: str
+    key_id: str
+    scopes: frozenset[Scope]
+    requests_per_minute: int | None
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What is left of a caller's requests in this minute."""
+
+    limit: int
+    remaining: int
+    resets_in_s: int
+
+    def headers(self) -> dict[str, str]:
+        """The RateLimit pair of the IETF draft."""
+        return {
+            "RateLimit-Policy": f'"default";q={self.limit};w={WINDOW_S}',
+            "RateLimit": f'"default";r={self.remaining};t={self.resets_in_s}',
+        }
+
+
+def make_key_ring(settings: Settings) -> KeyRing | None:
+    """The keys that callers need; None if none are configured, where that is harmless or asked for.
+
+    Raises:
+        InvalidSettings: the API would listen beyond this host with no key asked of anyone.
+    """
+    if settings.api_keys_file is not None:
+        return KeyRing(settings.api_keys_file)
+    if not _is_loopback(settings.host) and not settings.allow_anonymous:
+        raise InvalidSettings(
+            f"refusing to listen on {settings.host} without API keys: make one with `d3serve new-key` and set "
+            "D3SERVE_API_KEYS_FILE, or set D3SERVE_ALLOW_ANONYMOUS=true to serve everyone who can connect",
+            field="host",
+        )
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _identify(request: Request, keys: KeyRing | None, default_rate: int | None) -> Caller:
+    if keys is None:
+        return Caller(PUBLIC_TENANT, "", frozenset(ALL_SCOPES), None)
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise Unauthorized("an API key is needed: send it as `Authorization: Bearer <key>`")
+    found = keys.identify(key.strip())
+    return Caller(found.tenant, found.id, frozenset(found.scopes), found.requests_per_minute or default_rate)
+
+
+def requires(scope: Scope) -> Callable[[Request, TheParts], Awaitable[str]]:
+    """A dependency that admits callers with `scope`, within their rate, and gives their tenant."""
+
+    async def admit(request: Request, parts: TheParts) -> str:
+        caller = _identify(request, parts.keys, parts.settings.requests_per_minute)
+        request.state.key_id = caller.key_id
+        if scope not in caller.scopes:
+            raise Forbidden(f"this API key lacks the scope {scope}")
+        if caller.requests_per_minute is not None:
+            count, left_s = await parts.store.count_request(caller.key_id, WINDOW_S)
+            remaining, resets = max(0, caller.requests_per_minute - count), math.ceil(left_s)
+            request.state.allowance = Allowance(caller.requests_per_minute, remaining, resets)
+            if count > caller.requests_per_minute:
+                raise RateLimited(
+                    f"more than {caller.requests_per_minute} requests a minute",
+                    details={"retry_after_s": resets},
+                )
+        return caller.tenant
+
+    return admit
+
+
+Reader = Annotated[str, Depends(requires("jobs:read"))]
+Writer = Annotated[str, Depends(requires("jobs:write"))]
+HookOwner = Annotated[str, Depends(requires("webhooks"))]
+Admin = Annotated[str, Depends(requires("admin"))]

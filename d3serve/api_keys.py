@@ -1,0 +1,142 @@
+"""API keys: made once, kept as hashes in a file of JSON lines, looked up in constant time.
+
+A key reads `d3k_<id>_<secret>`. The id finds the line, the secret (256 random bits, so one round of SHA-256
+is enough) proves it. The file is read again when it changes: adding or removing a line needs no restart.
+"""
+
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import Field, ValidationError
+
+from d3serve.errors import InvalidSettings, Unauthorized
+from d3serve.schemas import Wire
+
+Scope = Literal["jobs:read", "jobs:write", "webhooks", "admin"]
+ALL_SCOPES: Final[tuple[Scope, ...]] = ("jobs:read", "jobs:write", "webhooks", "admin")
+DEFAULT_SCOPES: Final[tuple[Scope, ...]] = ("jobs:read", "jobs:write", "webhooks")
+PUBLIC_TENANT: Final = "public"
+RECHECK_S: Final = 1.0
+_NOBODY: Final = hashlib.sha256(b"nobody").hexdigest()
+
+
+class ApiKey(Wire):
+    """One line of the key file: who holds the key and what it may do, but not the key."""
+
+    id: str = Field(pattern=r"^[0-9a-f]{12}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    tenant: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    scopes: list[Scope] = Field(min_length=1)
+    requests_per_minute: int | None = Field(default=None, ge=1)
+
+
+def new_key(
+    tenant: str, scopes: Sequence[str] = DEFAULT_SCOPES, requests_per_minute: int | None = None
+) -> tuple[str, ApiKey]:
+    """A fresh key, to be shown once, and the line to keep.
+
+    Raises:
+        InvalidSettings: the tenant or a scope is not one that a key can have.
+    """
+    key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+    key = f"d3k_{key_id}_{secret}"
+    try:
+        line = ApiKey.model_validate(
+            {
+                "id": key_id,
+                "sha256": hashlib.sha256(key.encode()).hexdigest(),
+                "tenant": tenant,
+                "scopes": list(scopes),
+                "requests_per_minute": requests_per_minute,
+            }
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidSettings(f"{first['loc'][0]}: {first['msg']}", field=str(first["loc"][0])) from None
+    return key, line
+
+
+class KeyRing:
+    """The keys of a file, by id."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file.
+
+        Raises:
+            InvalidSettings: it cannot be read, or a line is no key; names the line.
+        """
+        self._path = path
+        self._checked_at = time.monotonic()
+        self._version = _version(path)
+        self._keys = read_keys(path)
+
+    def identify(self, key: str) -> ApiKey:
+        """Whose key it is.
+
+        Raises:
+            Unauthorized: nobody's; the message tells nothing more.
+        """
+        self._reread()
+        prefix, _, rest = key.partition("_")
+        found = self._keys.get(rest.partition("_")[0]) if prefix == "d3k" else None
+        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+        if not hmac.compare_digest(digest, found.sha256 if found else _NOBODY) or found is None:
+            raise Unauthorized("the API key is not valid")
+        return found
+
+    def _reread(self) -> None:
+        if time.monotonic() - self._checked_at < RECHECK_S:
+            return
+        self._checked_at = time.monotonic()
+        version = _version(self._path)
+        if version != self._version:
+            self._keys, self._version = read_keys(self._path), version
+
+
+def read_keys(path: Path) -> Mapping[str, ApiKey]:
+    """The keys in a file, by id.
+
+    Raises:
+        InvalidSettings: as for `KeyRing`.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"cannot read the API keys in {path}: {error}", field="api_keys_file") from None
+    keys: dict[str, ApiKey] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            key = ApiKey.model_validate_json(line)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise InvalidSettings(f"{path} line {number}: {reason}", field="api_keys_file") from None
+        if key.id in keys:
+            raise InvalidSettings(
+                f"{path} line {number}: the id {key.id} stands twice", field="api_keys_file"
+            )
+        keys[key.id] = key
+    return keys
+
+
+def append_key(path: Path, line: ApiKey) -> None:
+    """Add a line to the file, which only its owner may read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line.model_dump()) + "\n")
+
+
+def _version(path: Path) -> tuple[int, int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return (0, 0, 0)  # gone for a moment while it is replaced: reading tells
+    return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
