@@ -26,7 +26,7 @@ from peers import Peer
 
 from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
 from d3serve.model.config import CODES, DecisionConfig, Geometry
-from d3serve.model.engine import MLP_ROWS, DecisionEngine, PreparedJob
+from d3serve.model.engine import MLP_ROWS, DecidedJob, DecisionEngine, PreparedJob
 from d3serve.model.random_weights import random_weights
 from d3serve.model.state_cache import StateCache
 from d3serve.model.weights import FullAttention, Weights
@@ -44,6 +44,7 @@ GEOMETRY_TINY = dataclasses.replace(
     linear_key_heads=2, linear_value_heads=6, linear_key_dim=64, linear_value_dim=64,
     layer_types=(("linear_attention",) * 2 + ("full_attention",)) * 2,
 )  # fmt: skip
+LONG_PASS = 40_000  # tokens from which one run takes seconds
 QUESTION: Question = ChoiceQuestion(type="choice", criteria={str(i): None for i in range(parity.OPTIONS)})
 
 
@@ -98,7 +99,11 @@ class Bench:
 
 def answers(engine: DecisionEngine, jobs: Sequence[PreparedJob]) -> torch.Tensor:
     """Probabilities [questions, options] of all jobs."""
-    decided = engine.decide(jobs)
+    return as_tensor(engine.decide(jobs))
+
+
+def as_tensor(decided: Sequence[DecidedJob]) -> torch.Tensor:
+    """Probabilities [questions, options] of decided jobs."""
     return torch.tensor(
         [
             list(cast("Any", answer).probabilities.values())
@@ -114,20 +119,25 @@ def forget_all(engine: DecisionEngine) -> None:
         engine.cache.forget(key)
 
 
-def engine_ms(bench: Bench, engine: DecisionEngine, row: Row, repeats: int) -> float:
-    """Median time of a turn, from token ids to probabilities on the host."""
+def engine_ms(bench: Bench, engine: DecisionEngine, row: Row) -> tuple[float, torch.Tensor]:
+    """Median time of a turn, token ids to probabilities on the host, and its probabilities."""
     jobs = bench.jobs(row)
+    for _ in range(
+        3 if row.tokens < LONG_PASS else 1
+    ):  # compilation, capture and, for a cached row, the state
+        answers(engine, jobs)
+        if not row.cached:
+            forget_all(engine)
     times = []
-    for attempt in range(repeats + 2):
+    for _ in range(ceilings.repeats_for(row.tokens)):
         if not row.cached:
             forget_all(engine)
         synchronize(bench.device)
         began = time.perf_counter()
-        engine.decide(jobs)
+        decided = engine.decide(jobs)
         times.append((time.perf_counter() - began) * 1000)
-        if attempt == 1:
-            times.clear()  # compilation, capture and, for a cached row, the state
-    return median(times)
+    first = as_tensor(decided)
+    return median(times), torch.stack((first, answers(engine, jobs)))
 
 
 def peer_ms(bench: Bench, row: Row, run: Callable[[torch.Tensor, list[torch.Tensor]], object]) -> float:
@@ -135,13 +145,13 @@ def peer_ms(bench: Bench, row: Row, run: Callable[[torch.Tensor, list[torch.Tens
     state = bench.on_device(bench.tokens(row.state))
     questions = [bench.on_device(bench.tokens(row.question)) for _ in range(row.questions)]
     times = []
-    for _ in range(2 if row.state > 10_000 else 4):
+    for _ in range(1 if row.state > LONG_PASS else 2 if row.state > ceilings.LONG else 4):
         synchronize(bench.device)
         began = time.perf_counter()
         run(state, questions)
         synchronize(bench.device)
         times.append((time.perf_counter() - began) * 1000)
-    return median(times[1:])
+    return median(times[1:] or times)
 
 
 def synchronize(device: torch.device) -> None:
@@ -211,34 +221,51 @@ def check(bench: Bench) -> list[str]:
     return lines
 
 
-def long_state_check(bench: Bench, engine: DecisionEngine, row: Row) -> str:
-    """Cached against uncached decisions of one long row."""
-    forget_all(engine)
-    jobs = bench.jobs(row)
-    first, second = answers(engine, jobs), answers(engine, jobs)
+def cached_against_read(row: Row, both: torch.Tensor) -> str:
+    """What changes when the same questions meet the state in the cache."""
+    first, second = both
     changed = parity.changed_decisions(second, first)
     flipped = int((first.argmax(-1) != second.argmax(-1)).sum())
     return (
-        f"{row.state} x {row.questions}: cached against uncached max |dp| {float((first - second).abs().max()):.5f}, "
+        f"{row.state} x {row.questions}: cached against read, max |dp| {float((first - second).abs().max()):.5f}, "
         f"decisions changed {changed} beyond a margin of {parity.MARGIN} ({flipped} in all)"
     )
+
+
+def long_states(bench: Bench) -> list[str]:
+    """States of 30K and 60K tokens: 1, 4, 16 and 64 questions on the cached state against 64 asked as it was read."""
+    lines = []
+    for tokens in (30_000, 60_000):
+        engine = bench.engine(rows=tokens + 7_000, slots=2)
+        (job,) = bench.jobs(Row("long", tokens, 64, 100))
+        read = answers(engine, [job])
+        for count in (1, 4, 16, 64):
+            names = dict(list(job.by_name.items())[:count])
+            again = answers(engine, [PreparedJob(job.state_key, job.state, names, job.blocks[:count])])
+            changed = parity.changed_decisions(again, read[:count])
+            worst = float((again - read[:count]).abs().max())
+            lines.append(f"{tokens} x {count}: decisions changed {changed}, max |dp| {worst:.5f}")
+        del engine
+        torch.cuda.empty_cache()
+    return lines
 
 
 def measure(
     bench: Bench, row: Row, *, peers: bool, profile: bool, shapes: ceilings.Geometry | None
 ) -> dict[str, Any]:
     """One row: ours, the floor's parts, the peers."""
+    began = time.perf_counter()
     total = row.jobs * row.state + row.question_tokens
     engine = bench.engine(rows=total + 64, slots=row.jobs + 1)
     on_gpu = bench.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     result: dict[str, Any] = {"row": row.name, "tokens": row.tokens, "questions": row.jobs * row.questions}
-    result["ours_ms"] = engine_ms(bench, engine, row, ceilings.repeats_for(row.tokens))
+    result["ours_ms"], both = engine_ms(bench, engine, row)
     if on_gpu:
         result["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    if row.state > 10_000 and not row.cached:
-        result["long_state"] = long_state_check(bench, engine, row)
+    if not row.cached:
+        result["cached_against_read"] = cached_against_read(row, both)
     if profile:
         result["kernels"] = kernel_times(bench, engine, row)
         print("\n".join(result["kernels"]), flush=True)
@@ -249,10 +276,10 @@ def measure(
         result |= floor_ms(row, bench.weights, shapes)
     if peers and row.jobs == 1 and not row.cached:
         result["state_once_ms"] = peer_ms(bench, row, bench.peer.state_once)
-        if row.state < 10_000:
+        if row.state < ceilings.LONG:
             result["one_by_one_ms"] = peer_ms(bench, row, bench.peer.whole_prompts)
             result["one_batch_ms"] = peer_ms(bench, row, bench.peer.whole_prompts_batched)
-    return result
+    return {**result, "measured_in_s": time.perf_counter() - began}
 
 
 HEAD = (
@@ -306,6 +333,9 @@ def main() -> None:
     if shapes:
         report["copy_tb_s"] = ceilings.copy_tb_s()
         print(f"device copy {report['copy_tb_s']:.2f} TB/s", flush=True)
+    if on_gpu and not options.tiny and not options.rows:
+        report["long_states"] = long_states(bench)
+        print("\n".join(report["long_states"]), flush=True)
     results: list[dict[str, Any]] = report.setdefault("rows", [])
     for row in ROWS:
         if options.rows and not any(part in row.name for part in options.rows):
