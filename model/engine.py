@@ -14,9 +14,9 @@ from d3serve.errors import DeviceError, InvalidRequest, MaxTokensExceeded, OutOf
 from d3serve.model.backbone import Backbone, PassInputs, Pools, row_bytes, slot_bytes
 from d3serve.model.buckets import ROW_SIZES, Bucket
 from d3serve.model.checkpoint import load_weights
-from d3serve.model.config import DecisionConfig, load_decision_config, load_geometry
+from d3serve.model.config import DecisionConfig, Geometry, load_decision_config, load_geometry
 from d3serve.model.graphs import GraphCache
-from d3serve.model.hub import locate
+from d3serve.model.hub import Package, locate
 from d3serve.model.plan import PassRows, plan_rows
 from d3serve.model.prompt import Prompts, Tokens, build_prompts
 from d3serve.model.random_weights import random_weights
@@ -106,25 +106,10 @@ class DecisionEngine:
         else:
             weights = load_weights(folder, geometry, where, kind)
         budget = _cache_bytes(where) if state_cache_bytes is None else state_cache_bytes
-        a_row, a_slot = row_bytes(geometry, kind), slot_bytes(geometry, kind)
-        slots = max(1, min(MAX_SLOTS, budget // 2 // a_slot))
-        cache = StateCache(
-            rows=max(1, (budget - slots * a_slot) // a_row), slots=slots, row_bytes=a_row, slot_bytes=a_slot
-        )
-        pools = Pools.allocate(geometry, rows=cache.rows, slots=slots, device=where, dtype=kind)
-        max_length = config.max_length or geometry.max_positions
-        info = ModelInfo(
-            name=package.name,
-            revision=package.revision,
-            attention_mode=config.attention_mode,
-            prompt_layout=config.prompt_layout,
-            validated_length=config.validated_length or max_length,
-            max_length=max_length,
-            dtype=str(kind).removeprefix("torch."),
-            device=str(where),
-        )
+        cache = _size_cache(geometry, kind, budget, shares_state=config.shares_state)
+        pools = Pools.allocate(geometry, rows=cache.rows, slots=cache.slots, device=where, dtype=kind)
         return cls(
-            info=info,
+            info=_describe(package, config, geometry, kind, where),
             identity=_identity(folder, package.revision),
             config=config,
             tokenizer=tokenizer,
@@ -295,6 +280,31 @@ def _decided(progress: Progress) -> DecidedJob:
         questions=job.questions,
     )
     return DecidedJob(answers, usage)
+
+
+def _describe(
+    package: Package, config: DecisionConfig, geometry: Geometry, dtype: torch.dtype, device: torch.device
+) -> ModelInfo:
+    max_length = config.max_length or geometry.max_positions
+    return ModelInfo(
+        name=package.name,
+        revision=package.revision,
+        attention_mode=config.attention_mode,
+        prompt_layout=config.prompt_layout,
+        validated_length=config.validated_length or max_length,
+        max_length=max_length,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+    )
+
+
+def _size_cache(geometry: Geometry, dtype: torch.dtype, budget: int, *, shares_state: bool) -> StateCache:
+    """Spend up to half of `budget` on slots, which cost the same for any state, and the rest on K/V rows."""
+    a_row, a_slot = row_bytes(geometry, dtype), slot_bytes(geometry, dtype)
+    slots = min(MAX_SLOTS, budget // 2 // max(1, a_slot)) if shares_state else 1
+    slots = max(1, slots)
+    rows = (budget - slots * a_slot) // max(1, a_row)
+    return StateCache(rows=max(1, rows), slots=slots, row_bytes=a_row, slot_bytes=a_slot)
 
 
 def _cache_bytes(device: torch.device) -> int:

@@ -200,3 +200,11 @@ def test_ranges_never_overlap_and_all_come_back():
     for each in held:
         ranges.free(*each)
     assert list(ranges.gaps()) == [(0, 500)]
+
+
+@pytest.mark.parametrize("layers", [("linear", "linear"), ("full", "full")])
+def test_layers_of_one_kind_need_only_their_own_pool(layers, tmp_path, checkpoint_tool, oracle_of, compare):
+    package = checkpoint_tool.write_checkpoint(tmp_path, checkpoint_tool.Variant(layers=layers))
+    engine = DecisionEngine.load(str(package), device="cpu", state_cache_bytes=8 * 2**20)
+    (decided,) = engine.decide([engine.prepare(LONG, ONE)])
+    assert compare(decided.answers["q"], oracle_of(package).probabilities(LONG, ONE["q"])) < 1e-4
