@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
 )
 
 from d3serve.errors import InvalidCheckpoint
-from d3serve.model.registry import find
+from d3serve.model.registry import NO_PUBLIC_LAYOUT, find
 
 # What a loader reads. Code stays where it is: nothing of a package is executed unless that is asked for.
 NEEDED_FILES = ("*.safetensors", "*.json", "*.jinja")
@@ -53,6 +53,8 @@ def locate(model: str, revision: str | None = None, *, with_code: bool = False) 
     if model.startswith((".", "/", "~")):
         raise InvalidCheckpoint(f"{model} is no folder on this machine", field="model")
     published = find(model)
+    if published and published.refusal and not (with_code and published.refusal == NO_PUBLIC_LAYOUT):
+        raise InvalidCheckpoint(f"{model}: {published.refusal}", field="model")
     wanted = revision or (published.revision if published else None)
     patterns = [*NEEDED_FILES, *(CODE_FILES if with_code else ())]
     try:

@@ -8,8 +8,6 @@ from typing import Literal
 
 Weights = Literal["bfloat16", "float8", "int4", "nvfp4"]
 
-OFFLINE_TOKENS = 131_072  # longest prompt that the offline lane takes, whatever a package declares
-
 
 @dataclass(frozen=True)
 class Published:
@@ -17,8 +15,9 @@ class Published:
 
     `revision` is a commit, or the first digits of one (then it is looked up in the repository's history);
     None means that no revision has been recorded, so the newest is taken.
-    `memory_gib` is the least device memory for weights and a working cache. `refusal` says why a package
-    cannot be served here, if so.
+    `memory_gib` is the least device memory for weights and a working cache. `validated_length` is the longest
+    prompt, in tokens, that its makers have tried; longer ones belong to the offline lane. `refusal` says why
+    a package cannot be served here, if so; it is known before anything is downloaded.
     """
 
     repository: str

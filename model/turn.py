@@ -14,6 +14,9 @@ from d3serve.model.prompt import Tokens
 from d3serve.model.state_cache import Entry, StateCache
 from d3serve.schemas import Question
 
+# Rows of one pass, unless its first question needs more: bounds activations, and more rows gain nothing.
+MAX_PASS_ROWS = 131_072
+
 
 @dataclass(frozen=True)
 class PreparedJob:
@@ -98,6 +101,11 @@ class Pass:
     pinned: list[Entry] = field(default_factory=list)
     question_tokens: int = 0
 
+    def has_room(self, rows: int) -> bool:
+        """Whether it may grow by so many rows; a pass always takes its first question."""
+        states = sum(len(state.tokens) for state in self.states)
+        return not self.asked or states + self.question_tokens + rows <= MAX_PASS_ROWS
+
 
 class Turn:
     """The jobs of one `decide`, grouped by state, and the passes that answer them."""
@@ -136,13 +144,15 @@ class Turn:
         entry = fresh = None
         if len(first.state):
             entry = self._cache.acquire(first.state_key)
-            if entry is None:
+            if entry is None and filling.has_room(len(first.state) + len(first.block)):
                 entry = fresh = self._cache.reserve(first.state_key, len(first.state))
             if entry is None:
                 return
         place = StatePlace(entry.start, entry.length, entry.slot) if entry else None
-        before = len(filling.asked)
-        while group and self._cache.scratch_fits(filling.question_tokens + len(group[0].block)):
+        before, unread = len(filling.asked), len(first.state) if fresh else 0
+        while group and filling.has_room(unread + len(group[0].block)):
+            if not self._cache.scratch_fits(filling.question_tokens + len(group[0].block)):
+                break
             asked = group.popleft()
             filling.asked.append(asked)
             filling.rows.append(QuestionRows(asked.block, place))

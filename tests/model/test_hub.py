@@ -69,9 +69,24 @@ def test_code_is_fetched_only_on_request(no_network):
 
 
 def test_a_pin_that_is_gone_says_so(no_network):
-    with pytest.raises(InvalidCheckpoint, match="has no commit 52ba9e7a in its history; pass --revision"):
-        hub.locate("vllm-sr/d3-ultra")
+    with pytest.raises(InvalidCheckpoint, match="has no commit cbff3a3c in its history; pass --revision"):
+        hub.locate("vllm-sr/d3")
     assert no_network == []
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [("vllm-sr/d3-ultra", "no public description"), ("vllm-sr/d3-ultra-NVFP4", "Blackwell")],
+)
+def test_what_cannot_be_served_is_refused_before_it_is_downloaded(model, reason, no_network):
+    with pytest.raises(InvalidCheckpoint, match=reason):
+        hub.locate(model)
+    assert no_network == []
+
+
+def test_a_layout_of_its_own_is_downloaded_with_its_code_on_request(no_network):
+    hub.locate("vllm-sr/d3-ultra", "main", with_code=True)
+    assert no_network[0][2][-1] == "d3_format.py"
 
 
 RESPONSE = httpx.Response(403, request=httpx.Request("GET", "https://huggingface.co"))

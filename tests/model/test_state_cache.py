@@ -7,6 +7,8 @@ import torch
 
 from d3serve.errors import InvalidModelOutput, OutOfDeviceMemory
 from d3serve.kernels import reference
+from d3serve.model import engine as engine_module
+from d3serve.model import turn as turn_module
 from d3serve.model.backbone import row_bytes, slot_bytes
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.state_cache import RangeAllocator, StateCache
@@ -208,3 +210,26 @@ def test_layers_of_one_kind_need_only_their_own_pool(layers, tmp_path, checkpoin
     engine = DecisionEngine.load(str(package), device="cpu", state_cache_bytes=8 * 2**20)
     (decided,) = engine.decide([engine.prepare(LONG, ONE)])
     assert compare(decided.answers["q"], oracle_of(package).probabilities(LONG, ONE["q"])) < 1e-4
+
+
+@pytest.mark.parametrize("mode", ["prefix_bidir", "noncausal_full_attention"])
+def test_a_turn_larger_than_one_pass_may_be_takes_several(mode, packages, monkeypatch):
+    engine = DecisionEngine.load(str(packages(mode)), device="cpu")
+    jobs = [engine.prepare(f"{LONG} {n}", QUESTIONS) for n in range(3)]
+    expected = [values(each) for each in engine.decide(jobs)]
+    for key in engine.cached_state_keys():
+        engine.cache.forget(key)
+    planned, rows = engine_module.plan_rows, []
+
+    def counted(*args):
+        found = planned(*args)
+        rows.append((len(found.tokens), len(found.readout_rows)))
+        return found
+
+    monkeypatch.setattr(engine_module, "plan_rows", counted)
+    monkeypatch.setattr(turn_module, "MAX_PASS_ROWS", 600)
+    again = engine.decide(jobs)
+    assert [values(each) for each in again] == [pytest.approx(each, abs=1e-5) for each in expected]
+    assert len(rows) > 2
+    assert all(count <= 600 or questions == 1 for count, questions in rows)
+    assert sum(count for count, _ in rows) == sum(each.usage.computed_tokens for each in again)
