@@ -55,7 +55,8 @@ def add_rms_norm(
     return normed, total
 
 
-@triton.jit(do_not_specialize=["T"])
+# the last layer slices off the state rows: where that cuts must not compile another kernel
+@triton.jit(do_not_specialize=["T"], do_not_specialize_on_alignment=["slots"])
 def _qk_norm_rope_store_kernel(
     qkv, q_weight, k_weight, cos, sin, q, k_pool, v_pool, slots, T, qkv_stride, cos_stride, eps,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, R: tl.constexpr,

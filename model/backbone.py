@@ -139,16 +139,28 @@ class Backbone:
         self._frequencies = (geometry.rope_theta**-exponents).to(pools.k.device)
 
     def forward(self, inputs: PassInputs) -> Tensor:
-        """Run every layer; return the normed hidden state of each readout row, [N, hidden] in model type."""
+        """Run every layer; return the normed hidden state of each readout row, [N, hidden] in model type.
+
+        `x` and `residual` are rebound at every step, so that what a step no longer needs is free before the
+        next: on a long state one set of activations is gigabytes.
+        """
+        eps = self.geometry.eps
         x, residual = F.embedding(inputs.tokens, self.weights.embedding), None
         rotary = self._rotary(inputs.positions)
         counts = {FullAttention: 0, LinearAttention: 0}
         for layer in self.weights.layers[:-1]:
-            x, residual = self._layer(layer, x, residual, inputs, rotary, counts[type(layer.mixer)])
+            x, residual = dispatch.add_rms_norm(x, residual, layer.input_norm, eps)
+            x = self._mix(layer.mixer, x, inputs, rotary, counts[type(layer.mixer)])
+            x, residual = dispatch.add_rms_norm(x, residual, layer.post_norm, eps)
+            x = self._mlp(layer, x)
             counts[type(layer.mixer)] += 1
-        last = self.weights.layers[-1]
-        x, residual = self._last_layer(last, x, residual, inputs, rotary, counts[type(last.mixer)])
-        return dispatch.add_rms_norm(x, residual, self.weights.norm, self.geometry.eps)[0]
+        layer = self.weights.layers[-1]
+        x, residual = dispatch.add_rms_norm(x, residual, layer.input_norm, eps)
+        x = self._mix_readout(layer.mixer, x, inputs, rotary, counts[type(layer.mixer)])
+        residual = residual[inputs.state_rows :].index_select(0, inputs.readout_rows)
+        x, residual = dispatch.add_rms_norm(x, residual, layer.post_norm, eps)
+        x = self._mlp(layer, x)
+        return dispatch.add_rms_norm(x, residual, self.weights.norm, eps)[0]
 
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and sin [T, R] FP32. Text only: the three axes of the interleaved rotary embedding agree."""
@@ -156,56 +168,43 @@ class Backbone:
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos(), angles.sin()
 
-    def _layer(
+    def _mix(
         self,
-        layer: Layer,
+        mixer: FullAttention | LinearAttention,
         x: Tensor,
-        residual: Tensor | None,
         inputs: PassInputs,
         rotary: tuple[Tensor, Tensor],
         index: int,
-    ) -> tuple[Tensor, Tensor]:
-        """One layer over all rows; `index` counts the layers of its kind. Returns (MLP output, residual)."""
-        x, residual = dispatch.add_rms_norm(x, residual, layer.input_norm, self.geometry.eps)
-        if isinstance(layer.mixer, FullAttention):
-            qkv = F.linear(x, layer.mixer.qkv)
-            q = self._store(layer.mixer, qkv, rotary, inputs.slot_mapping, index)
+    ) -> Tensor:
+        """Mix all rows of one layer, [T, hidden]; `index` counts the layers of its kind."""
+        if isinstance(mixer, FullAttention):
+            qkv = F.linear(x, mixer.qkv)
+            q = self._store(mixer, qkv, rotary, inputs.slot_mapping, index)
             mixed = dispatch.sigmoid_gate(self._attend(q, inputs.attention, index), qkv)
         else:
-            mixed = self._gate_values(
-                layer.mixer, *self._delta_rule(layer.mixer, x, inputs.recurrence, index)
-            )
-        x, residual = dispatch.add_rms_norm(
-            F.linear(mixed, layer.mixer.out), residual, layer.post_norm, self.geometry.eps
-        )
-        return self._mlp(layer, x), residual
+            mixed = self._gate_values(mixer, *self._delta_rule(mixer, x, inputs.recurrence, index))
+        return F.linear(mixed, mixer.out)
 
-    def _last_layer(
+    def _mix_readout(
         self,
-        layer: Layer,
+        mixer: FullAttention | LinearAttention,
         x: Tensor,
-        residual: Tensor | None,
         inputs: PassInputs,
         rotary: tuple[Tensor, Tensor],
         index: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Run the last layer: nothing reads more of a state row than K, V and linear states.
+    ) -> Tensor:
+        """Mix the last layer: nothing reads more of a state row than K, V and linear states.
 
-        Its output projection and MLP run on readout rows alone.
+        Its output projection runs on readout rows alone: [N, hidden].
         """
-        x, residual = dispatch.add_rms_norm(x, residual, layer.input_norm, self.geometry.eps)
         states, readout = inputs.state_rows, inputs.readout_rows
-        if isinstance(layer.mixer, FullAttention):
-            mixed = self._question_attention(layer.mixer, x, inputs, rotary, index).index_select(0, readout)
+        if isinstance(mixer, FullAttention):
+            mixed = self._question_attention(mixer, x, inputs, rotary, index).index_select(0, readout)
         else:
-            values, z = self._delta_rule(layer.mixer, x, inputs.recurrence, index)
+            values, z = self._delta_rule(mixer, x, inputs.recurrence, index)
             values, z = values[states:].index_select(0, readout), z[states:].index_select(0, readout)
-            mixed = self._gate_values(layer.mixer, values, z)
-        residual = residual[states:].index_select(0, readout)
-        x, residual = dispatch.add_rms_norm(
-            F.linear(mixed, layer.mixer.out), residual, layer.post_norm, self.geometry.eps
-        )
-        return self._mlp(layer, x), residual
+            mixed = self._gate_values(mixer, values, z)
+        return F.linear(mixed, mixer.out)
 
     def _question_attention(
         self,

@@ -1,11 +1,18 @@
 """Fixtures that several rooms' tests share."""
 
 import importlib.util
+import os
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+# Without a GPU kernels run in Triton's interpreter. Triton reads this when it is first imported, which
+# torch or transformers may do in any test: so here, before them all.
+if shutil.which("nvidia-smi") is None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 TOOLS = Path(__file__).parent.parent / "tools"
 

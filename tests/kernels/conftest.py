@@ -1,14 +1,7 @@
-"""Kernels run compiled where there is a GPU, and in Triton's interpreter elsewhere."""
-
-import os
+"""Where kernels run, and what fresh memory holds."""
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault(
-        "TRITON_INTERPRET", "1"
-    )  # read when a kernel is decorated: before any import of one
 
 
 @pytest.fixture
