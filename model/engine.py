@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Literal, Self
 
@@ -32,7 +33,8 @@ __all__ = ["DecidedJob", "DecisionEngine", "PreparedJob"]
 CPU_CACHE_BYTES = 256 * 2**20
 CUDA_CACHE_SHARE = 0.7  # of the memory left after the weights; the rest is for activations
 MAX_SLOTS = 512
-WARM_UP_ROWS = (2048, 12_288)  # one pass that the host launches, one whose state takes the dense attention
+WARM_UP_ROWS = (2048, 32_768)  # one pass that the host launches, one whose state takes the dense attention
+REHEARSAL = "rehearsal"  # the state key of jobs that warm up; a real one is a digest
 MLP_ROWS = 16_384  # rows of one MLP step: 27B activations of 1.1 GB
 
 
@@ -242,28 +244,30 @@ class DecisionEngine:
         Raises:
             OutOfDeviceMemory, DeviceError: as `decide`.
         """
-        sizes = (*ROW_SIZES, *WARM_UP_ROWS) if self._graphs else ROW_SIZES[:1]
-        for size in sizes:
-            if size > self.cache.rows:
-                break
-            for count in (1, 4):
-                job = _placeholder(size, count)
-                for _ in range(2):  # a graph is captured when its sizes come again
-                    self.cache.forget(job.state_key)
-                    self.decide([job])
-                for _ in range(2):
-                    self.decide([job])
-        for key in self.cached_state_keys():
-            self.cache.forget(key)
+        small, large = (ROW_SIZES, WARM_UP_ROWS) if self._graphs else (ROW_SIZES[:1], ())
+        for rows, questions in product(small, (1, 4)):
+            for read_state in (True, True, False, False):  # a graph is captured when its sizes come again
+                self._rehearse(rows, questions, read_state=read_state)
+        for rows in large:
+            self._rehearse(rows, 4, read_state=True)
+        self.cache.forget(REHEARSAL)
         self.cache.stats = CacheStats()
 
+    def _rehearse(self, rows: int, questions: int, *, read_state: bool) -> None:
+        """Decide a made-up job of `rows` tokens, if the pools hold so many."""
+        if rows > self.cache.rows:
+            return
+        if read_state:
+            self.cache.forget(REHEARSAL)
+        self.decide([_rehearsal(rows, questions)])
 
-def _placeholder(rows: int, questions: int) -> PreparedJob:
+
+def _rehearsal(rows: int, questions: int) -> PreparedJob:
     """Make up a job of `rows` tokens, half of them in its questions."""
     block = np.zeros(rows // 2 // questions, dtype=np.int32)
     state = np.zeros(rows - len(block) * questions, dtype=np.int32)
     asked: dict[str, Question] = {str(n): NoulQuestion(type="noul") for n in range(questions)}
-    return PreparedJob("warm-up", state, asked, (block,) * questions)
+    return PreparedJob(REHEARSAL, state, asked, (block,) * questions)
 
 
 def _decided(progress: Progress) -> DecidedJob:

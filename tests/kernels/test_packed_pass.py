@@ -28,7 +28,7 @@ def kernels(monkeypatch):
     if torch.cuda.is_available():
         pytest.skip("compiled kernels take no CPU tensors")
     fast = dispatch._fast
-    monkeypatch.setattr(prefix_bidir, "_device_limits", lambda _: (2, 232_448))  # an H200 has 132 to fill
+    monkeypatch.setattr(prefix_bidir, "device_limits", lambda _: (2, 232_448))  # an H200 has 132 to fill
 
     def use():
         monkeypatch.setattr(dispatch, "_fast", lambda name, _: fast(name, torch.device("cuda")))
