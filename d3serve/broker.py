@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import IO, Self
 
 import redis
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 from d3serve.errors import BrokerUnavailable
 from d3serve.settings import Settings
@@ -138,7 +140,7 @@ class EmbeddedBroker:
             self._guard.stdout.close()
 
     def _await_ready(self) -> None:
-        client = redis.Redis(unix_socket_path=str(self.socket))
+        client = redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0))
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             with suppress(RedisError):

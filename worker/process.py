@@ -2,6 +2,9 @@
 
 import os
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
 
 import structlog
 
@@ -13,7 +16,10 @@ from d3serve.worker.engines import Engine, load_engine
 from d3serve.worker.turn import TurnReport, TurnRunner
 
 MAX_LOADS = 3
+AWAY_S = 1.0
 SPEED_MEMORY = 0.8  # weight of the past in the moving average of tokens a second
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -33,25 +39,36 @@ class TurnProcess:
         After a third failure, or one that cannot heal, it publishes `load=failed` and the main process ends.
         Loads that kill the child are counted too: the count lives in Redis until a load succeeds.
         """
-        self._store.publish({"load": "loading", "child": os.getpid()})
-        while self._store.count("loads") <= MAX_LOADS:
+        self._tell(load="loading", child=os.getpid())
+        while self._patiently(lambda: self._store.count("loads")) <= MAX_LOADS:
             began = time.monotonic()
             try:
                 engine = load_engine(self._settings)
             except Exception as error:  # reported to the main process, which decides
                 log.error("model.load_failed", exc_info=error)
-                self._store.publish({"error": _reason(error)})
+                self._tell(error=_reason(error))
                 if isinstance(error, StartupError):
                     break
             else:
                 self._accept(engine, time.monotonic() - began)
                 return
-        self._store.publish({"load": "failed"})
+        self._tell(load="failed")
+
+    def _tell(self, **fields: str | int) -> None:
+        self._patiently(lambda: self._store.publish(fields))
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Do it, however long Redis is away: without it this process is of no use."""
+        while True:
+            try:
+                return call()
+            except StorageUnavailable as error:
+                log.warning("load.storage_away", error=error.message)
+                time.sleep(AWAY_S)
 
     def _accept(self, engine: Engine, seconds: float) -> None:
         self._runner = TurnRunner(self._store, engine, self._settings, wake_sender(self._settings))
-        model = engine.info.model_dump_json()
-        self._store.publish({"load": "loaded", "loads": 0, "model": model, "error": ""})
+        self._tell(load="loaded", loads=0, model=engine.info.model_dump_json(), error="")
         log.info("model.loaded", model=engine.info.name, device=engine.info.device, seconds=round(seconds, 1))
 
     def run_turn(self) -> None:
@@ -72,8 +89,10 @@ class TurnProcess:
     def _publish(self, report: TurnReport) -> None:
         now = report.work_tokens / report.seconds
         self._speed = SPEED_MEMORY * self._speed + (1 - SPEED_MEMORY) * now if self._speed else now
-        self._store.count("turns")
-        self._store.publish({"tokens_per_s": round(self._speed, 1), "progress": round(time.time() * 1000)})
+        told = {"tokens_per_s": round(self._speed, 1), "progress": round(time.time() * 1000)}
+        with suppress(StorageUnavailable):  # the work is done; only its echo is lost
+            self._store.count("turns")
+            self._store.publish(told)
 
 
 def _reason(error: Exception) -> str:

@@ -10,7 +10,7 @@ import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
@@ -20,6 +20,9 @@ from d3serve.settings import Settings
 # redis-py types every reply for text and bytes at once. Ours are text, so a client is Any beyond this file.
 Client = Any
 AsyncClient = Any
+
+# A thousand clients may wait at once; they take turns on so many connections.
+ASYNC_CONNECTIONS = 32
 
 # A half-open connection (the peer is gone, nobody said so) is noticed within socket_timeout.
 COMMON: dict[str, Any] = {
@@ -50,9 +53,11 @@ def without_password(url: str) -> str:
 def open_async(settings: Settings) -> AsyncClient:
     """An asyncio client for the API: gives up within seconds, since an HTTP client waits."""
     retry = AsyncRetry(ExponentialBackoff(cap=0.5, base=0.05), 4)
-    return redis.asyncio.Redis.from_url(
-        require_url(settings), socket_timeout=5, retry=retry, retry_on_error=list(LOST), **COMMON
-    )
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        require_url(settings), max_connections=ASYNC_CONNECTIONS, timeout=20, socket_timeout=5, retry=retry,
+        retry_on_error=list(LOST), **COMMON,
+    )  # fmt: skip
+    return redis.asyncio.Redis.from_pool(pool)
 
 
 def open_sync(settings: Settings, *, patience_s: float = 20) -> Client:
@@ -75,7 +80,7 @@ def storage_errors() -> Iterator[None]:
             "the job table is read-only: a replica, or a failover is under way"
         ) from error
     except ResponseError as error:
-        if "OOM" in str(error):
+        if isinstance(error, OutOfMemoryError) or "OOM" in str(error):  # a script's error may be wrapped
             raise StorageUnavailable("the job table is full") from error
         raise
 

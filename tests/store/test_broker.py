@@ -78,7 +78,8 @@ def test_it_dies_with_its_parent(tmp_path, how):
         assert ends(pid), "the server outlived its parent"
 
 
-def test_two_brokers_never_share_a_folder(broker, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("broker")
+def test_two_brokers_never_share_a_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(broker_module, "LOCK_S", 0.2)
     with pytest.raises(BrokerUnavailable, match="another broker uses"):
         EmbeddedBroker(tmp_path / "data", MEMORY).start()

@@ -34,12 +34,13 @@ def anyio_backend():
 class Worker:
     """A worker process that a test may kill."""
 
-    def __init__(self, settings, log):
+    def __init__(self, settings, log, prelude="", environ=None):
         env = {name: value for name, value in os.environ.items() if not name.startswith("D3SERVE_")}
+        env |= environ or {}
         self.log = log
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", RUN], env={**env, **settings.to_env()}, stderr=stderr,
+                [sys.executable, "-c", prelude + "\n" + RUN], env={**env, **settings.to_env()}, stderr=stderr,
                 stdout=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         self.pid = self._process.pid
@@ -88,11 +89,11 @@ class Service:
     def key(self, *parts):
         return Keys(self.settings.namespace)(*parts)
 
-    def start_worker(self, model="", **changes):
-        """Start a worker; `model` holds more options of the fake engine."""
+    def start_worker(self, model="", *, prelude="", environ=None, **changes):
+        """Start a worker; `model` holds more options of the fake engine, `prelude` code that breaks it."""
         engine = f"fake:?faults=1&trace={self.trace}&{model}".rstrip("&")
         settings = self.settings.model_copy(update={"model": engine, "log_format": "json", **changes})
-        worker = Worker(settings, self._folder / f"worker-{next(self._count)}.log")
+        worker = Worker(settings, self._folder / f"worker-{next(self._count)}.log", prelude, environ)
         self.workers.append(worker)
         return worker
 
@@ -107,6 +108,20 @@ class Service:
         """The process id of a worker's child."""
         [name] = [w for w in self.redis.zrange(self.key("workers"), 0, -1) if f"-{worker.pid}-" in w]
         return int(self.redis.hget(self.key("worker", name), "child"))
+
+    def children(self):
+        """Process ids of all children that have said so."""
+        names = self.redis.zrange(self.key("workers"), 0, -1)
+        found = [self.redis.hget(self.key("worker", name), "child") for name in names]
+        return [int(pid) for pid in found if pid and Path(f"/proc/{pid}").exists()]
+
+    async def submit_many(self, states, **options):
+        """Submit a one-question job for each state; their ids."""
+        return [await self.submit(state, **options) for state in states]
+
+    async def finished(self):
+        """How often a final status was written, by status; a second commit would count twice."""
+        return dict((await self.jobs.stats()).finished)
 
     async def submit(self, state="s", questions=1, *, wake=True, tenant="me", **options):
         asked = {f"q{i}": NoulQuestion(type="noul", instructions=f"is {i} so?") for i in range(questions)}
