@@ -46,6 +46,20 @@ def load_weights(folder: Path, geometry: Geometry, device: torch.device, dtype: 
     return weights
 
 
+def require_memory(geometry: Geometry, dtype: torch.dtype, *, free_bytes: int) -> None:
+    """Refuse weights that the device cannot hold, before any is read.
+
+    Raises:
+        InvalidCheckpoint: the message holds both sizes.
+    """
+    allocator = Allocator(geometry, torch.device("meta"), dtype)
+    needed = allocator.weights(CODES).readout.nbytes + sum(each.nbytes for each in allocator.targets.values())
+    if needed > free_bytes:
+        raise InvalidCheckpoint(
+            f"the weights need {needed / 1e9:.1f} GB of device memory in {dtype}; {free_bytes / 1e9:.1f} GB are free"
+        )
+
+
 class _Loading:
     """Fills targets with what files hold, each exactly once, in any order and from several threads."""
 

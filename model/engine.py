@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from pydantic import JsonValue
 
-from d3serve.errors import DeviceError, InvalidRequest, MaxTokensExceeded, OutOfDeviceMemory
+from d3serve.errors import DeviceError, InvalidRequest, InvalidSettings, MaxTokensExceeded, OutOfDeviceMemory
 from d3serve.model.backbone import Backbone, PassInputs, Pools, row_bytes, slot_bytes
 from d3serve.model.buckets import ROW_SIZES, Bucket
-from d3serve.model.checkpoint import load_weights
+from d3serve.model.checkpoint import load_weights, require_memory
 from d3serve.model.config import DecisionConfig, Geometry, load_decision_config, load_geometry
 from d3serve.model.graphs import GraphCache
 from d3serve.model.hub import Package, locate
@@ -94,15 +94,19 @@ class DecisionEngine:
             trust_remote_code: let the package's own `d3_format.py` render layouts that we do not know.
 
         Raises:
-            InvalidCheckpoint: the package is incomplete, inconsistent or of a kind that we do not know.
+            InvalidCheckpoint: the package is incomplete, inconsistent, of a kind that we do not know, or
+                larger than the device's free memory.
+            InvalidSettings: there is no GPU where one is asked for.
         """
-        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        where = _device(device)
         kind = getattr(torch, dtype or ("bfloat16" if where.type == "cuda" else "float32"))
         package = locate(model, revision, with_code=trust_remote_code)
         folder = package.folder
         config = load_decision_config(folder, any_layout=trust_remote_code)
         geometry = load_geometry(folder)
         tokenizer = load_prompts(folder, config, special_tokens_in_text)
+        if where.type == "cuda":
+            require_memory(geometry, kind, free_bytes=torch.cuda.mem_get_info(where)[0])
         if load_format == "random":
             weights, _ = random_weights(geometry, where, kind)
         else:
@@ -284,6 +288,13 @@ def _decided(progress: Progress) -> DecidedJob:
         questions=job.questions,
     )
     return DecidedJob(answers, usage)
+
+
+def _device(name: str | None) -> torch.device:
+    found = torch.cuda.is_available()
+    if name == "cuda" and not found:
+        raise InvalidSettings("device is cuda, but PyTorch sees no GPU here", field="device")
+    return torch.device(name or ("cuda" if found else "cpu"))
 
 
 def _describe(

@@ -7,6 +7,8 @@ import torch
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5VisionConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 
+from d3serve.errors import InvalidCheckpoint
+from d3serve.model.checkpoint import require_memory
 from d3serve.model.config import CODES, Geometry
 from d3serve.model.weights import Allocator
 
@@ -35,9 +37,9 @@ SIZES = {
 }
 
 
-def text_parameters(size: Published) -> int:
+def geometry_of(size: Published) -> Geometry:
     linear, full = size.layers
-    geometry = Geometry(
+    return Geometry(
         vocab_size=248_320,
         hidden=size.hidden,
         ffn=size.ffn,
@@ -55,7 +57,10 @@ def text_parameters(size: Published) -> int:
         eps=1e-6,
         max_positions=262_144,
     )
-    allocator = Allocator(geometry, torch.device("meta"), torch.bfloat16)
+
+
+def text_parameters(size: Published) -> int:
+    allocator = Allocator(geometry_of(size), torch.device("meta"), torch.bfloat16)
     allocator.weights(CODES)
     return sum(target.numel() for target in allocator.targets.values())
 
@@ -77,3 +82,10 @@ def test_totals_equal_the_manifests(name):
 
 def test_the_text_part_of_the_27b():
     assert text_parameters(SIZES["d3, d3-turbo, d3-ultra"]) == 25_624_600_064
+
+
+def test_weights_that_do_not_fit_are_refused_before_any_is_read():
+    geometry = geometry_of(SIZES["d3, d3-turbo, d3-ultra"])
+    with pytest.raises(InvalidCheckpoint, match=r"need 51\.3 GB of device memory .* 40\.0 GB are free"):
+        require_memory(geometry, torch.bfloat16, free_bytes=40_000_000_000)
+    require_memory(geometry, torch.bfloat16, free_bytes=52_000_000_000)

@@ -11,6 +11,7 @@ from d3serve.errors import (
     InvalidCheckpoint,
     InvalidQuestion,
     InvalidRequest,
+    InvalidSettings,
     MaxTokensExceeded,
     TooManyOptions,
 )
@@ -139,6 +140,12 @@ def test_a_chat_template_that_thinks(package):
 def test_a_tokenizer_class_that_we_do_not_know(package):
     edit(package, "tokenizer_config.json", lambda c: c.update(tokenizer_class="LlamaTokenizer"))
     assert "tokenizer_class" in refusal(package).message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there(tiny_checkpoint):
+    with pytest.raises(InvalidSettings, match="sees no GPU"):
+        DecisionEngine.load(str(tiny_checkpoint), device="cuda")
 
 
 # --- tensors ---------------------------------------------------------------------------------------
