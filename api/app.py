@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
 from d3serve import __version__
-from d3serve.api import routes_jobs, routes_service, routes_sync
+from d3serve.api import routes_jobs, routes_service, routes_sync, routes_webhooks
 from d3serve.api.auth import make_key_ring
 from d3serve.api.background import Background
 from d3serve.api.dependencies import Parts
@@ -17,8 +17,10 @@ from d3serve.api.edge import Edge, HTTPMetrics
 from d3serve.api.openapi import describe
 from d3serve.api.problems import problem, problem_response
 from d3serve.api.served import ServedModels
+from d3serve.egress import EgressPolicy
 from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.settings import Settings
+from d3serve.store.hooks import HookStore
 from d3serve.store.jobs import JobStore
 
 
@@ -29,11 +31,18 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
         InvalidSettings: it would listen beyond this host without API keys, or they cannot be read.
     """
     keys = make_key_ring(settings)
+    egress = EgressPolicy(settings.webhook_allow)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_store(settings) as store, Background(store) as background:
-            app.state.parts = Parts(settings, store, ServedModels(store, settings), background, keys)
+        hooks = HookStore.open(settings)
+        async with (
+            contextlib.aclosing(hooks),
+            open_store(settings) as store,
+            Background(store) as background,
+        ):
+            served = ServedModels(store, settings)
+            app.state.parts = Parts(settings, store, served, background, keys, hooks, egress)
             yield
 
     app = FastAPI(
@@ -51,6 +60,7 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
         app.add_exception_handler(kind, _refuse)
     app.include_router(routes_jobs.router)
     app.include_router(routes_sync.router)
+    app.include_router(routes_webhooks.router)
     app.include_router(routes_service.router)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app

@@ -12,8 +12,10 @@ from fastapi import Depends, Request
 from d3serve.api.background import Background
 from d3serve.api.served import ServedModels
 from d3serve.api_keys import KeyRing
+from d3serve.egress import EgressPolicy
 from d3serve.errors import InvalidRequest
 from d3serve.settings import Settings
+from d3serve.store.hooks import HookStore
 from d3serve.store.jobs import JobStore
 
 _KEY: Final = re.compile(r"(?=.*\S)[\x20-\x7e]{1,255}")
@@ -30,6 +32,8 @@ class Parts:
     models: ServedModels
     background: Background
     keys: KeyRing | None
+    hooks: HookStore
+    egress: EgressPolicy
 
 
 def parts(request: Request) -> Parts:

@@ -4,21 +4,26 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from d3serve.api.problems import Problem
-from d3serve.schemas import DecisionRequest
 
+REF: Final = "#/components/schemas/{model}"
 # One entry stands for every error: the statuses differ by route and code, the body never does.
 PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     "4XX": {"model": Problem, "description": "Refused; the body says why."},
     "5XX": {"model": Problem, "description": "Not served now; the body says why."},
 }
-DECISION_BODY: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/DecisionRequest"}}},
+
+
+def body_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The description of a body that a route reads raw."""
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": model.model_json_schema(ref_template=REF)}},
+        }
     }
-}
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
@@ -31,12 +36,11 @@ def describe(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
             tags=app.openapi_tags,
         )
-        schema = DecisionRequest.model_json_schema(ref_template="#/components/schemas/{model}")
         components = document.setdefault("components", {}).setdefault("schemas", {})
-        components.update(schema.pop("$defs", {}))
-        components["DecisionRequest"] = schema
         for operations in document["paths"].values():
             for operation in operations.values():
+                for content in operation.get("requestBody", {}).get("content", {}).values():
+                    components.update(content["schema"].pop("$defs", {}))
                 for status, response in operation["responses"].items():
                     if status in PROBLEMS:
                         response["content"] = {

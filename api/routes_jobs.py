@@ -10,12 +10,13 @@ from d3serve.api.auth import Reader, Writer
 from d3serve.api.bodies import read_object
 from d3serve.api.dependencies import Parts, TheParts, TheSubmitHeaders, fingerprint
 from d3serve.api.events import place_of, stream
-from d3serve.api.openapi import DECISION_BODY, PROBLEMS
+from d3serve.api.openapi import PROBLEMS, body_of
 from d3serve.api.problems import error_of
 from d3serve.api.resources import JSON, job_path, job_response, jobs_page, not_modified
 from d3serve.api.validation import check_request
+from d3serve.api.webhooks import check_job_webhook
 from d3serve.errors import InvalidRequest, JobNotFinished
-from d3serve.schemas import DecisionResponse, JobResource, JobStatus
+from d3serve.schemas import DecisionRequest, DecisionResponse, JobResource, JobStatus
 from d3serve.store.records import JobRecord
 
 
@@ -44,7 +45,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 
 
 @router.post(
-    "", status_code=202, response_model=JobResource, openapi_extra=DECISION_BODY,
+    "", status_code=202, response_model=JobResource, openapi_extra=body_of(DecisionRequest),
     responses={200: {"model": JobResource, "description": "Done within the wait that `Prefer` asked for."}},
 )  # fmt: skip
 async def submit(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
@@ -52,6 +53,7 @@ async def submit(request: Request, parts: TheParts, tenant: Writer, sent: TheSub
     _, payload = await read_object(request, parts.settings)
     decision = check_request(payload, parts.settings)
     decision = decision.model_copy(update={"model": await parts.models.resolve(decision.model)})
+    await check_job_webhook(decision.job.webhook, parts, tenant)
     submitted = await parts.store.submit(
         decision,
         tenant=tenant,

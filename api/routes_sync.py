@@ -10,11 +10,11 @@ from d3serve.api.auth import Writer
 from d3serve.api.bodies import read_object
 from d3serve.api.dependencies import TheParts, TheSubmitHeaders
 from d3serve.api.dialect import from_system_one, is_openai, to_system_one
-from d3serve.api.openapi import DECISION_BODY, PROBLEMS
+from d3serve.api.openapi import PROBLEMS, body_of
 from d3serve.api.resources import JSON, job_path, job_response
 from d3serve.api.synchronous import Answered, Call
 from d3serve.api.validation import check_request
-from d3serve.schemas import DecisionResponse, JobResource
+from d3serve.schemas import DecisionRequest, DecisionResponse, JobResource
 
 router = APIRouter(tags=["decisions"], responses=PROBLEMS)
 ACCEPTED: dict[int | str, dict[str, Any]] = {
@@ -23,7 +23,10 @@ ACCEPTED: dict[int | str, dict[str, Any]] = {
 
 
 @router.post(
-    "/v1/systemone", openapi_extra=DECISION_BODY, response_model=DecisionResponse, responses=ACCEPTED
+    "/v1/systemone",
+    openapi_extra=body_of(DecisionRequest),
+    response_model=DecisionResponse,
+    responses=ACCEPTED,
 )
 async def system_one(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
     """Answer now. A call that takes longer than the SDK waits ends with 504 `still_running`: send it again."""
@@ -33,7 +36,7 @@ async def system_one(request: Request, parts: TheParts, tenant: Writer, sent: Th
     return await _respond(call, lambda answered: answered.response)
 
 
-@router.post("/v1/decisions", openapi_extra=DECISION_BODY, responses=ACCEPTED)
+@router.post("/v1/decisions", openapi_extra=body_of(DecisionRequest), responses=ACCEPTED)
 async def decisions(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
     """Answer now, in the dialect asked in: OpenAI's if the body says `input`, System One's if `state`."""
     body, payload = await read_object(request, parts.settings)

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from d3serve.api.dependencies import Parts, SubmitHeaders
 from d3serve.api.problems import error_of
+from d3serve.api.webhooks import check_job_webhook
 from d3serve.errors import D3ServeError, JobExpired, StillRunning
 from d3serve.schemas import DecisionRequest
 from d3serve.store.records import JobRecord, Submitted
@@ -58,6 +59,7 @@ class Call:
             ModelNotFound: nobody serves it.
         """
         job = decision.job
+        await check_job_webhook(job.webhook, parts, tenant)
         if job.result_ttl_s is None:
             job = job.model_copy(update={"result_ttl_s": KEEP_S})
         model = await parts.models.resolve(decision.model)

@@ -128,6 +128,20 @@ def check_job(value: Any, findings: Findings) -> JobOptions:
     return job if job is not None else JobOptions()
 
 
+def check_body(adapter: TypeAdapter[T], payload: Mapping[str, Any]) -> T:
+    """A body of another kind, by its pydantic type.
+
+    Raises:
+        InvalidRequest: `details["errors"]` lists what is wrong.
+    """
+    findings = Findings()
+    value = _validated(adapter, payload, (), findings, "invalid_request")
+    findings.raise_if_any()
+    if value is None:
+        raise errors.InvalidRequest("the body is not valid")
+    return value
+
+
 def _check_fields(payload: Mapping[str, Any], findings: Findings) -> None:
     for name in payload:
         if findings.full:

@@ -85,6 +85,17 @@ def api(
     )
 
 
+@app.command()
+def webhooks(redis_url: RedisUrl = None, exit_with_parent: ExitWithParent = False) -> None:
+    """Run the webhook sender: deliver the events of finished jobs, again until they arrive."""
+    settings = _settings(locals(), leave_out=("exit_with_parent",))
+    from d3serve.worker.webhooks import webhooks_main
+
+    if exit_with_parent:
+        supervisor.exit_with_parent()
+    raise typer.Exit(webhooks_main(settings))
+
+
 @app.command("new-key")
 def new_key(
     file: Annotated[Path, typer.Argument(help="File of keys; see D3SERVE_API_KEYS_FILE. Made if missing.")],

@@ -8,6 +8,7 @@
     │   ├── Forbidden                403 forbidden
     │   ├── ModelNotFound            404 model_not_found
     │   ├── JobNotFound              404 job_not_found
+    │   ├── NotFound                 404 not_found
     │   ├── JobNotFinished           409 job_not_finished
     │   ├── JobExpired               410 result_expired
     │   ├── BodyTooLarge             413 body_too_large
@@ -105,6 +106,13 @@ class JobNotFound(RequestError):
     """No job of this id was ever accepted from this caller."""
 
     code = "job_not_found"
+    http_status = 404
+
+
+class NotFound(RequestError):
+    """No such webhook endpoint or delivery, or one of another caller."""
+
+    code = "not_found"
     http_status = 404
 
 

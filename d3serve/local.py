@@ -1,4 +1,4 @@
-"""One machine, one process tree: the broker (unless there is a URL), the API and one worker."""
+"""One machine, one process tree: the broker (unless there is a URL), the API, one worker, the webhook sender."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -29,6 +29,7 @@ def running(settings: Settings) -> Iterator[tuple[ProcessTree, str]]:
             descriptor = listener.fileno()
             tree.start("api", ["api", "--fd", str(descriptor)], env, pass_fds=(descriptor,))
             tree.start("worker", ["worker"], env)
+            tree.start("webhooks", ["webhooks"], env)
             tree.wait_until(lambda: _is_ready(url), READY_TIMEOUT_S, what="the model")
             yield tree, url
 

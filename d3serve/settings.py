@@ -114,6 +114,13 @@ class Settings(BaseSettings):
         default=9.0, gt=0, description="How long a synchronous call waits; below the SDK's 10 s."
     )
 
+    # webhooks
+    webhook_allow: tuple[str, ...] = Field(
+        default=(),
+        description="Networks (CIDR) that webhooks may reach although they are not public; http is allowed then.",
+    )
+    webhook_timeout_s: float = Field(default=15.0, gt=0, description="How long a receiver may take to answer.")
+
     # the turn
     max_batch_tokens: int = Field(default=16_384, ge=16, description="Token budget of one turn.")
     max_batch_questions: int = Field(default=512, ge=1, description="Most questions in one turn.")

@@ -11,7 +11,8 @@ KeyName = Literal[
     "st", "need", "grp", "pend", "own", "warm",
     "queued", "load", "ready", "wake", "mq",
     "lease", "leasejobs", "leasegrps", "leases", "deadlines",
-    "worker", "workers", "finished", "hooks_due", "done",
+    "worker", "workers", "finished", "hooks_due",
+    "hook", "hooks_of", "hook_secret", "endpoints", "done",
 ]  # fmt: skip
 
 
@@ -71,6 +72,14 @@ TABLE: dict[KeyName, Key] = {
     "finished": Key("finished", "hash", "how many jobs ever ended, by status", "-", "finish", "API"),
     "hooks_due": Key("hooks:due", "zset", "webhook outbox: '<job id>:<event>' by when it is due", "-", "finish",
                      "webhook sender"),
+    "hook": Key("hook:", "string", "delivery <id>, JSON, with its log", "7 days", "webhook sender, API",
+                "webhook sender, API"),
+    "hooks_of": Key("hooks_of:", "zset", "delivery ids of a <tenant> by creation", "7 days", "webhook sender",
+                    "API"),
+    "hook_secret": Key("hook_secret:", "string", "secret for the URLs that jobs of a <tenant> name", "-",
+                       "webhook sender, API", "webhook sender, API"),
+    "endpoints": Key("endpoints:", "hash", "webhook endpoints of a <tenant>, JSON, by id", "-", "API",
+                     "webhook sender, API"),
     "done": Key("done", "channel", "'<job id> <status>' at every change of a job", "-", "every script", "API"),
 }  # fmt: skip
 

@@ -11,7 +11,18 @@ from d3serve.store.connect import AsyncClient, Client
 from d3serve.store.keys import lua_prelude
 
 ScriptName = Literal[
-    "submit", "claim", "more", "renew", "progress", "commit", "free", "reap", "cancel", "retry", "delete"
+    "submit",
+    "claim",
+    "more",
+    "renew",
+    "progress",
+    "commit",
+    "free",
+    "reap",
+    "cancel",
+    "retry",
+    "delete",
+    "hook_claim",
 ]
 Argument = str | int | float | bytes
 

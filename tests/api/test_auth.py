@@ -1,5 +1,7 @@
 """API keys: who may call, who sees whose jobs, how often."""
 
+import re
+
 import httpx
 import pytest
 
@@ -47,7 +49,11 @@ PROTECTED = [
     ("POST", "/v1/jobs"), ("GET", "/v1/jobs"), ("GET", "/v1/jobs/x"), ("GET", "/v1/jobs/x/result"),
     ("GET", "/v1/jobs/x/events"), ("POST", "/v1/jobs/x/cancel"), ("POST", "/v1/jobs/x/retry"),
     ("DELETE", "/v1/jobs/x"), ("POST", "/v1/systemone"), ("POST", "/v1/decisions"), ("GET", "/v1/models"),
-    ("GET", "/v1/queue"), ("GET", "/metrics"),
+    ("GET", "/v1/queue"), ("GET", "/metrics"), ("POST", "/v1/webhook-endpoints"), ("GET", "/v1/webhook-endpoints"),
+    ("GET", "/v1/webhook-endpoints/x"), ("PUT", "/v1/webhook-endpoints/x"), ("DELETE", "/v1/webhook-endpoints/x"),
+    ("POST", "/v1/webhook-endpoints/x/rotate-secret"), ("POST", "/v1/webhook-endpoints/x/test"),
+    ("GET", "/v1/webhook-secret"), ("GET", "/v1/webhook-deliveries"),
+    ("POST", "/v1/webhook-deliveries/x/redeliver"),
 ]  # fmt: skip
 
 
@@ -65,7 +71,7 @@ async def test_without_a_key_nothing_is_told(key, as_key):
 @pytest.mark.anyio
 async def test_every_route_but_the_probes_asks_for_a_key(as_key, settings):
     listed = {
-        (method.upper(), path.replace("{job_id}", "x"))
+        (method.upper(), re.sub(r"\{\w+\}", "x", path))
         for path, operations in create_app(settings).openapi()["paths"].items()
         for method in operations
     }

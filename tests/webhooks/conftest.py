@@ -1,0 +1,181 @@
+"""A receiver on loopback that answers as told, and the sender with the job table on a real server."""
+
+import asyncio
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import redis
+
+from d3serve.broker import EmbeddedBroker
+from d3serve.egress import EgressPolicy
+from d3serve.schemas import (
+    DecisionRequest,
+    DecisionResponse,
+    JobError,
+    JobOptions,
+    NoulAnswer,
+    NoulQuestion,
+    Usage,
+    WebhookTarget,
+)
+from d3serve.settings import Settings
+from d3serve.store.hooks import HookStore
+from d3serve.store.jobs import JobStore
+from d3serve.store.turns import TurnStore
+from d3serve.worker.outbound import Outbound
+from d3serve.worker.webhooks import Sender
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory):
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("redis"), 2**28).start()
+    yield broker.url
+    broker.stop()
+
+
+@pytest.fixture
+def raw_redis(redis_url):
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def settings(redis_url, raw_redis):  # noqa: ARG001 - the server is emptied first
+    return Settings(redis_url=redis_url, webhook_allow=("127.0.0.0/8",), webhook_timeout_s=1.0)
+
+
+@dataclass
+class Got:
+    """One request as it came."""
+
+    headers: dict
+    body: bytes
+
+    @property
+    def event(self):
+        return json.loads(self.body)
+
+
+@dataclass
+class Receiver:
+    """Answers in turn what `answers` holds (status, headers), then 200; `hang` keeps it silent until set."""
+
+    answers: list = field(default_factory=list)
+    got: list = field(default_factory=list)
+    hang: threading.Event | None = None
+    arrived: threading.Condition = field(default_factory=threading.Condition)
+    url: str = ""
+
+    def wait_for(self, count, timeout=15):
+        with self.arrived:
+            assert self.arrived.wait_for(lambda: len(self.got) >= count, timeout), (
+                f"{len(self.got)} of {count}"
+            )
+        return self.got
+
+
+@pytest.fixture
+def make_receiver():
+    servers, hangs = [], []
+
+    def make(*answers, hang=False):
+        receiver = Receiver(list(answers), hang=threading.Event() if hang else None)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                with receiver.arrived:
+                    receiver.got.append(Got(dict(self.headers), body))
+                    status, headers = receiver.answers.pop(0) if receiver.answers else (200, {})
+                    receiver.arrived.notify_all()
+                if receiver.hang is not None:
+                    receiver.hang.wait(30)
+                    return
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        receiver.url = f"http://127.0.0.1:{server.server_port}/hook"
+        servers.append(server)
+        hangs.append(receiver.hang)
+        return receiver
+
+    yield make
+    for hang in filter(None, hangs):
+        hang.set()
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+async def store(settings):
+    async with JobStore.open(settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def hooks(settings):
+    opened = HookStore.open(settings)
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+def turns(settings):
+    opened = TurnStore.open(settings, "hand:1")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def finish_job(store, turns):
+    """Submits a job with a webhook and ends it; gives its id."""
+
+    async def finish(target, *, failed=False, size=1):
+        question = NoulQuestion(type="noul", instructions="x")
+        questions = {f"q{i}": question for i in range(size)}
+        options = JobOptions(webhook=WebhookTarget(**target), metadata={"case": "7"})
+        request = DecisionRequest(model="m", state="secret", questions=questions, job=options)
+        submitted = await store.submit(request, tenant="acme")
+        turn = turns.claim(1)
+        if failed:
+            assert turns.fail(turn.lease, submitted.job_id, JobError(code="device_error", message="broken"))
+        else:
+            usage = Usage(
+                input_tokens=1, computed_tokens=1, state_tokens=1, state_cached=False, questions=size
+            )
+            answers = dict.fromkeys(questions, NoulAnswer(noul=0.5))
+            response = DecisionResponse(model="m", answers=answers, usage=usage)
+            assert turns.succeed(turn.lease, submitted.job_id, response)
+        turns.free(turn.lease, "back")
+        return submitted.job_id
+
+    return finish
+
+
+@pytest.fixture
+async def sender(settings, hooks):
+    """The sender at work in this loop."""
+    stop = asyncio.Event()
+    outbound = Outbound(EgressPolicy(settings.webhook_allow), settings.webhook_timeout_s)
+    running = asyncio.create_task(Sender(hooks, outbound, settings).run(stop))
+    yield running
+    stop.set()
+    await running

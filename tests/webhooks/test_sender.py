@@ -1,0 +1,266 @@
+"""Deliveries to a receiver on loopback: signed, repeated, given up, and never in each other's way."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from email.utils import formatdate
+
+import pytest
+import standardwebhooks
+
+from d3serve.store.hooks import Delivery, Try
+from d3serve.worker import webhooks
+from d3serve.worker.outbound import Reply
+
+pytestmark = pytest.mark.anyio
+
+
+async def settled(hooks, count=1, *, state=None, tries=0):
+    """The tenant's deliveries once `count` of them have left `pending` (or are in `state` with `tries`)."""
+    deadline = time.monotonic() + 15
+    while True:
+        found = [
+            one
+            for one in await hooks.deliveries("acme")
+            if (one.state == state if state else one.state != "pending") and len(one.tries) >= tries
+        ]
+        if len(found) >= count:
+            return found
+        assert time.monotonic() < deadline, await hooks.deliveries("acme")
+        await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Every retry comes within a fifth of a second."""
+    monkeypatch.setattr(webhooks, "SCHEDULE_S", (0.1,) * 9)
+    monkeypatch.setattr(webhooks, "IDLE_S", 0.02)
+
+
+@pytest.mark.usefixtures("sender", "soon")
+async def test_an_event_arrives_as_signed_with_the_result_in_it(finish_job, hooks, make_receiver):
+    receiver = make_receiver()
+    job_id = await finish_job({"url": receiver.url})
+    (delivery,) = await settled(hooks)
+    (got,) = receiver.got
+    secret = await hooks.tenant_secret("acme")
+    standardwebhooks.Webhook(secret).verify(got.body, {k.lower(): v for k, v in got.headers.items()})
+    assert got.event["type"] == "job.succeeded"
+    assert got.event["data"]["id"] == job_id
+    assert got.event["data"]["metadata"] == {"case": "7"}
+    assert got.event["data"]["result"]["answers"] == {"q0": {"type": "noul", "noul": 0.5}}
+    assert b"secret" not in got.body
+    assert (delivery.state, delivery.tries[0].status) == ("delivered", 200)
+
+
+@pytest.mark.usefixtures("sender", "soon")
+async def test_a_large_result_stays_behind_its_address(finish_job, hooks, make_receiver):
+    receiver = make_receiver()
+    job_id = await finish_job({"url": receiver.url}, size=900)
+    await settled(hooks)
+    assert len(receiver.got[0].body) < 20_000
+    assert "result" not in receiver.got[0].event["data"]
+    assert receiver.got[0].event["data"]["urls"]["result"] == f"/v1/jobs/{job_id}/result"
+
+
+@pytest.mark.usefixtures("sender", "soon")
+async def test_failures_are_tried_again_with_one_id_and_the_same_bytes(finish_job, hooks, make_receiver):
+    receiver = make_receiver((500, {}), (301, {"Location": "http://127.0.0.1:1/"}), (413, {}))
+    await finish_job({"url": receiver.url}, failed=True)
+    (delivery,) = await settled(hooks)
+    assert [one.status for one in delivery.tries] == [500, 301, 413, 200]
+    assert [one.error for one in delivery.tries][:3] == [
+        f"the receiver answered {s}" for s in (500, 301, 413)
+    ]
+    assert len({got.headers["webhook-id"] for got in receiver.got}) == 1
+    assert len({got.body for got in receiver.got}) == 1
+    assert receiver.got[0].event["data"]["error"]["code"] == "device_error"
+
+
+@pytest.mark.usefixtures("sender", "soon")
+async def test_ten_tries_and_it_is_dead_until_redelivered(finish_job, hooks, make_receiver, monkeypatch):
+    monkeypatch.setattr(webhooks, "BREAKER_FAILURES", 100)
+    receiver = make_receiver(*[(500, {})] * 10)
+    await finish_job({"url": receiver.url})
+    (dead,) = await settled(hooks, state="dead")
+    assert len(dead.tries) == 10
+    await hooks.put(replace(dead, state="pending", next_try_at=await hooks.now_s(), schedule_from=10))
+    (delivered,) = await settled(hooks, state="delivered")
+    assert len(delivered.tries) == 11
+    assert receiver.got[-1].headers["webhook-id"] == receiver.got[0].headers["webhook-id"]
+
+
+@pytest.mark.usefixtures("sender", "soon")
+async def test_410_disables_the_endpoint_and_what_comes_later(finish_job, hooks, make_receiver):
+    receiver = make_receiver((410, {}))
+    endpoint = await hooks.add_endpoint("acme", receiver.url, [])
+    await finish_job({"endpoint_id": endpoint.id})
+    await settled(hooks, state="disabled")
+    assert "410" in (await hooks.endpoint("acme", endpoint.id)).disabled_reason
+    await finish_job({"endpoint_id": endpoint.id})
+    await settled(hooks, 2, state="disabled")
+    assert len(receiver.got) == 1
+
+
+@pytest.mark.usefixtures("sender", "soon")
+async def test_an_endpoint_gets_the_events_it_wants_signed_by_both_secrets(finish_job, hooks, make_receiver):
+    receiver = make_receiver()
+    endpoint = await hooks.add_endpoint("acme", receiver.url, ["job.failed"])
+    rotated = await hooks.rotate_secret("acme", endpoint.id)
+    await finish_job({"endpoint_id": endpoint.id})
+    await finish_job({"endpoint_id": endpoint.id}, failed=True)
+    await settled(hooks)
+    (got,) = receiver.got
+    assert got.event["type"] == "job.failed"
+    headers = {name.lower(): value for name, value in got.headers.items()}
+    for secret in (endpoint.secrets[0][0], rotated.secrets[0][0]):
+        standardwebhooks.Webhook(secret).verify(got.body, headers)
+
+
+@pytest.mark.usefixtures("sender", "soon")
+async def test_a_receiver_that_hangs_delays_no_other(finish_job, hooks, make_receiver):
+    hanging, good = make_receiver(hang=True), make_receiver()
+    for _ in range(12):
+        await finish_job({"url": hanging.url})
+    await asyncio.to_thread(hanging.wait_for, webhooks.PER_RECEIVER)
+    began = time.monotonic()
+    await finish_job({"url": good.url})
+    await settled(hooks, state="delivered")
+    assert time.monotonic() - began < 0.8, "it waited for the hanging one"
+    assert len(hanging.got) == webhooks.PER_RECEIVER, "one receiver takes all the places"
+
+
+@pytest.mark.usefixtures("sender", "soon")
+async def test_after_five_failures_a_receiver_is_left_alone_for_a_while(
+    finish_job, hooks, make_receiver, monkeypatch
+):
+    monkeypatch.setattr(webhooks, "BREAKER_OPEN_S", 0.6)
+    receiver = make_receiver(*[(500, {})] * 5)
+    await finish_job({"url": receiver.url})
+    await settled(hooks, state="pending", tries=5)
+    opened = time.monotonic()
+    (delivery,) = await settled(hooks)
+    assert time.monotonic() - opened > 0.4, "the breaker did not open"
+    assert len(delivery.tries) == 6, "waiting for the breaker is no try"
+
+
+@pytest.mark.usefixtures("sender", "soon")
+async def test_nobody_there_and_no_answer_are_told_apart_in_the_log(finish_job, hooks, make_receiver):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    await finish_job({"url": f"http://127.0.0.1:{port}/"})
+    (refused,) = await settled(hooks, state="pending", tries=1)
+    assert "cannot connect" in refused.tries[0].error
+    await finish_job({"url": make_receiver(hang=True).url})
+    (silent,) = [one for one in await settled(hooks, 2, state="pending", tries=1) if one.id != refused.id]
+    assert "no answer within 1 s" in silent.tries[0].error
+
+
+@pytest.mark.usefixtures("soon")
+async def test_an_address_that_was_allowed_at_submit_is_judged_again_at_every_try(
+    finish_job, hooks, settings
+):
+    closed = webhooks.Outbound(webhooks.EgressPolicy(), 1.0)
+    stop = asyncio.Event()
+    await finish_job({"url": "https://localhost:8443/"})
+    running = asyncio.create_task(webhooks.Sender(hooks, closed, settings).run(stop))
+    (delivery,) = await settled(hooks, state="pending", tries=1)
+    stop.set()
+    await running
+    assert delivery.tries[0].error.startswith("refused: localhost leads to an address that is not public")
+
+
+RUN = """
+import sys
+from d3serve.settings import Settings
+from d3serve.worker import webhooks
+webhooks.SCHEDULE_S = (0.3,) * 9
+sys.exit(webhooks.webhooks_main(Settings.load()))
+"""
+
+
+async def test_a_sender_killed_between_and_within_tries_delivers_all_the_same(
+    finish_job, hooks, make_receiver, settings
+):
+    """SIGKILL twice: while a request is under way, and between two tries."""
+    quick = settings.model_copy(update={"webhook_timeout_s": 0.2})
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith("D3SERVE_")
+    } | quick.to_env()
+
+    def start():
+        return subprocess.Popen([sys.executable, "-c", RUN], env=env, stderr=subprocess.DEVNULL)
+
+    receiver = make_receiver((500, {}), (500, {}))
+    await finish_job({"url": receiver.url})
+    process = start()
+    try:
+        await asyncio.to_thread(receiver.wait_for, 1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process = start()
+        (delivery,) = await settled(hooks)
+        assert delivery.state == "delivered"
+        assert len({got.headers["webhook-id"] for got in receiver.got}) == 1
+        assert len({got.body for got in receiver.got}) == 1
+    finally:
+        process.terminate()
+        assert process.wait(timeout=10) in (0, -signal.SIGKILL)
+
+
+def delivery(tries=0, schedule_from=0):
+    past = tuple(Try(0.0, 500, "x", 1) for _ in range(tries))
+    return Delivery(
+        "msg_1",
+        "t",
+        "job_1",
+        "job.failed",
+        "https://x/",
+        None,
+        "{}",
+        0.0,
+        tries=past,
+        schedule_from=schedule_from,
+    )
+
+
+FAILED = Try(1000.0, 503, "the receiver answered 503", 1)
+
+
+@pytest.mark.parametrize(
+    ("header", "wait_s"),
+    [
+        ("120", 120),
+        (formatdate(1120, usegmt=True), 120),
+        ("999999999", 86_400),
+        ("-5", 0),
+        ("soon", 0),
+        (None, 0),
+    ],
+)
+async def test_a_receivers_retry_after_is_obeyed_within_a_day(header, wait_s):
+    due = webhooks.after(delivery(), FAILED, Reply(503, header), now_s=1000.0).next_try_at - 1000.0
+    assert due == pytest.approx(max(wait_s, 5), rel=0.11)
+
+
+async def test_retry_after_is_only_heard_where_it_has_a_meaning():
+    due = webhooks.after(delivery(), FAILED, Reply(500, "3600"), now_s=1000.0).next_try_at - 1000.0
+    assert due < 6
+
+
+async def test_the_schedule_spans_three_days_and_then_ends():
+    waits, one = [], delivery()
+    while one.state == "pending":
+        one = webhooks.after(one, replace(FAILED, at=0.0), None, now_s=0.0)
+        waits.append(one.next_try_at)
+    assert one.state == "dead"
+    assert len(one.tries) == 10
+    assert 2.5 * 86_400 < sum(waits[:-1]) < 4 * 86_400
+    assert webhooks.after(delivery(10, 10), FAILED, None, now_s=0.0).state == "pending", (
+        "a redelivery begins anew"
+    )

@@ -1,0 +1,89 @@
+"""Our signatures against independent verifiers, and our verifier against tampering."""
+
+import base64
+import time
+from datetime import UTC, datetime
+
+import pytest
+import standardwebhooks
+
+from d3serve.errors import InvalidRequest
+from d3serve.signing import new_secret, signature_headers, verify
+
+BODY = '{"type":"job.succeeded","data":{"é":"\u2028"}}'.encode()
+
+
+def independent_verifiers():
+    yield lambda secret, body, headers: standardwebhooks.Webhook(secret).verify(body, headers)
+    try:
+        import svix
+    except ImportError:
+        return
+    yield lambda secret, body, headers: svix.webhooks.Webhook(secret).verify(body, headers)
+
+
+@pytest.mark.parametrize("check", list(independent_verifiers()))
+def test_independent_verifiers_accept_our_signatures(check):
+    secret, other = new_secret(), new_secret()
+    now = int(time.time())
+    for signing in ([secret], [secret, other], [other, secret]):
+        headers = signature_headers("msg_1", now, BODY, signing)
+        check(secret, BODY.decode(), headers)
+    with pytest.raises(Exception, match=r"(?i)signature"):
+        check(secret, BODY.decode() + " ", headers)
+
+
+def test_our_verifier_accepts_theirs():
+    secret, now = new_secret(), int(time.time())
+    headers = signature_headers("msg_1", now, BODY, [secret])
+    signed = standardwebhooks.Webhook(secret).sign("msg_1", datetime.fromtimestamp(now, UTC), BODY.decode())
+    verify({**headers, "Webhook-Signature": f"v1a,xyz {signed}"}, BODY, secret)
+    assert signed == headers["webhook-signature"]
+
+
+def test_a_secret_is_32_random_bytes():
+    secret = new_secret()
+    assert secret.startswith("whsec_")
+    assert len(base64.b64decode(secret[6:])) == 32
+    assert secret != new_secret()
+
+
+def good():
+    secret, now = new_secret(), 1_000_000
+    return secret, now, signature_headers("msg_1", now, BODY, [secret])
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        lambda h, _: h.update({"webhook-id": "msg_2"}),
+        lambda h, _: h.update({"webhook-timestamp": "1000001"}),
+        lambda h, _: h.update({"webhook-signature": "v1,AAAA"}),
+        lambda h, _: h.update({"webhook-signature": "é"}),
+        lambda h, _: h.pop("webhook-signature"),
+        lambda h, _: h.update({"webhook-timestamp": "soon"}),
+        lambda _, body: body.append(b" "),
+    ],
+)
+def test_whatever_is_changed_is_refused(tamper):
+    secret, now, headers = good()
+    body = [BODY]
+    tamper(headers, body)
+    with pytest.raises(InvalidRequest):
+        verify(headers, b"".join(body), secret, now_s=now)
+
+
+@pytest.mark.parametrize("age", [-301, 301])
+def test_a_replay_is_refused_by_its_age(age):
+    secret, now, headers = good()
+    verify(headers, BODY, secret, now_s=now + age * 300 / 301)
+    with pytest.raises(InvalidRequest, match="last 300 s"):
+        verify(headers, BODY, secret, now_s=now + age)
+
+
+def test_another_secret_is_refused():
+    _, now, headers = good()
+    with pytest.raises(InvalidRequest, match="no signature"):
+        verify(headers, BODY, new_secret(), now_s=now)
+    with pytest.raises(InvalidRequest, match="base64"):
+        verify(headers, BODY, "whsec_é", now_s=now)

@@ -1,0 +1,271 @@
+"""The webhook sender: drains the outbox, signs, sends, tries again, gives up honestly.
+
+It is a process of its own: a receiver that hangs holds up no turn of a model, and, through a limit and a
+breaker for each receiver, no other receiver either. Whatever it was doing when it was killed is due again
+when its claim runs out, under the same `webhook-id` and with the same bytes.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import structlog
+
+from d3serve.egress import EgressPolicy
+from d3serve.errors import NotFound, StorageUnavailable
+from d3serve.logs import configure_logging
+from d3serve.settings import Settings
+from d3serve.signing import signature_headers
+from d3serve.store.connect import check_server
+from d3serve.store.hooks import Delivery, DeliveryState, HookStore, Try, delivery_id
+from d3serve.store.records import JobRecord
+from d3serve.worker.outbound import Outbound, Reply, SendFailed
+
+log = structlog.get_logger(__name__)
+
+# Standard Webhooks' example schedule: ten tries over three days.
+SCHEDULE_S: Final = (5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400)
+JITTER: Final = 0.1
+MAX_RETRY_AFTER_S: Final = 86_400
+INLINE_RESULT_BYTES: Final = 16_000  # a larger result stays behind its URL
+CLAIM_AT_ONCE: Final = 64
+SENDING_AT_ONCE: Final = 256
+PER_RECEIVER: Final = 4  # deliveries to one receiver at a time
+CROWDED_S: Final = 1.0
+IDLE_S = 0.25
+BREAKER_FAILURES: Final = 5
+BREAKER_OPEN_S = 60.0
+
+
+@dataclass
+class Receiver:
+    """What the sender remembers of one receiver: how busy it is, how often it failed in a row."""
+
+    sending: int = 0
+    failures: int = 0
+    closed_until: float = 0.0
+
+    def wait_s(self, now: float) -> float:
+        """How long a delivery to it should be put off; 0 to send now."""
+        if now < self.closed_until:
+            return self.closed_until - now
+        return CROWDED_S if self.sending >= PER_RECEIVER else 0.0
+
+    def note(self, *, worked: bool, now: float) -> None:
+        """Count an attempt; after five failures in a row nothing is sent for a minute, then one by one."""
+        self.failures = 0 if worked else self.failures + 1
+        if self.failures >= BREAKER_FAILURES:
+            self.closed_until = now + BREAKER_OPEN_S
+
+
+class Sender:
+    """Claims due deliveries and attempts each once a claim."""
+
+    def __init__(self, store: HookStore, outbound: Outbound, settings: Settings) -> None:
+        self._store = store
+        self._outbound = outbound
+        self._lease_s = settings.webhook_timeout_s * 2 + 5
+        self._receivers: defaultdict[str, Receiver] = defaultdict(Receiver)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set, then let what is under way end."""
+        while not stop.is_set():
+            try:
+                room = min(CLAIM_AT_ONCE, SENDING_AT_ONCE - len(self._tasks))
+                members = await self._store.claim(room, self._lease_s) if room > 0 else []
+            except StorageUnavailable as error:
+                log.warning("webhooks.storage", reason=error.message)
+                members = []
+            for member in members:
+                task = asyncio.create_task(self._settle(member))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            if not members:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), IDLE_S)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _settle(self, member: str) -> None:
+        try:
+            delivery = await self._delivery(member)
+            if delivery is not None:
+                await self._attempt(delivery)
+        except StorageUnavailable as error:  # the claim runs out, and the member is due again
+            log.warning("webhooks.storage", member=member, reason=error.message)
+        except Exception as error:  # one delivery that breaks us must not stop the others
+            log.error("webhooks.unforeseen", member=member, kind=type(error).__name__, exc_info=error)
+
+    async def _delivery(self, member: str) -> Delivery | None:
+        """The delivery of an outbox member, made now if the member is still a bare event."""
+        if ":" not in member:
+            try:
+                return await self._store.delivery(member)
+            except NotFound:
+                await self._store.drop(member)
+                return None
+        job_id, _, event = member.partition(":")
+        row = await self._store.job_to_tell(job_id)
+        job = JobRecord.from_hash(job_id, row) if row else None
+        if job is None or job.webhook is None:
+            await self._store.drop(member)
+            return None
+        delivery = await self._new_delivery(job, job.webhook, event)
+        if delivery is None:
+            await self._store.drop(member)
+            return None
+        pending = delivery.state == "pending"
+        due_again = await self._store.now_s() + self._lease_s if pending else None
+        await self._store.put(replace(delivery, next_try_at=due_again), instead_of=member)
+        return delivery if pending else None
+
+    async def _new_delivery(self, job: JobRecord, webhook: Mapping[str, Any], event: str) -> Delivery | None:
+        """The delivery of a job's event; None if its endpoint is gone or does not want such events."""
+        url, endpoint_id = webhook.get("url"), webhook.get("endpoint_id")
+        state: DeliveryState = "pending"
+        if endpoint_id is not None:
+            try:
+                endpoint = await self._store.endpoint(job.tenant, endpoint_id)
+            except NotFound:
+                return None
+            if endpoint.events and event not in endpoint.events:
+                return None
+            url, state = endpoint.url, "disabled" if endpoint.disabled_reason else "pending"
+        result = await self._store.result_to_tell(job.id, INLINE_RESULT_BYTES)
+        return Delivery(
+            id=delivery_id(job.id, event, job.attempt), tenant=job.tenant, job_id=job.id, event=event,
+            url=str(url), endpoint_id=endpoint_id, body=event_body(job, event, result),
+            created_at=await self._store.now_s(), state=state,
+        )  # fmt: skip
+
+    async def _attempt(self, delivery: Delivery) -> None:
+        receiver = self._receivers[delivery.endpoint_id or urlsplit(delivery.url).netloc]
+        wait_s = receiver.wait_s(time.monotonic())
+        if wait_s:
+            await self._store.postpone(delivery.id, wait_s)
+            return
+        receiver.sending += 1
+        try:
+            tried, reply = await self._send(delivery)
+        except NotFound:
+            await self._store.put(replace(delivery, state="dead", next_try_at=None))
+            return
+        finally:
+            receiver.sending -= 1
+        receiver.note(worked=tried.error is None, now=time.monotonic())
+        settled = after(delivery, tried, reply, now_s=tried.at)
+        if settled.state == "disabled" and settled.endpoint_id is not None:
+            await self._disable(settled)
+        await self._store.put(settled)
+        log.info(
+            "webhooks.try", delivery=delivery.id, job=delivery.job_id, state=settled.state,
+            status=tried.status, tries=len(settled.tries), duration_ms=tried.duration_ms,
+        )  # fmt: skip
+
+    async def _send(self, delivery: Delivery) -> tuple[Try, Reply | None]:
+        signing_secrets = await self._store.signing_secrets(delivery)
+        at, body = await self._store.now_s(), delivery.body.encode()
+        headers = {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "User-Agent": "d3serve-webhooks",
+            **signature_headers(delivery.id, int(at), body, signing_secrets),
+        }
+        began, reply, error = time.monotonic(), None, None
+        try:
+            reply = await self._outbound.post(delivery.url, headers, body)
+            error = None if 200 <= reply.status < 300 else f"the receiver answered {reply.status}"
+        except SendFailed as failure:
+            error = str(failure)
+        duration_ms = round((time.monotonic() - began) * 1000)
+        return Try(at, reply.status if reply else None, error, duration_ms), reply
+
+    async def _disable(self, delivery: Delivery) -> None:
+        with contextlib.suppress(NotFound):
+            endpoint = await self._store.endpoint(delivery.tenant, str(delivery.endpoint_id))
+            await self._store.save_endpoint(replace(endpoint, disabled_reason="the receiver answered 410"))
+
+
+def after(delivery: Delivery, tried: Try, reply: Reply | None, *, now_s: float) -> Delivery:
+    """The delivery after an attempt: delivered, due again, dead after ten tries, or disabled by a 410. Pure."""
+    tries = (*delivery.tries, tried)
+    settled = replace(delivery, tries=tries, next_try_at=None)
+    if tried.error is None:
+        return replace(settled, state="delivered")
+    if tried.status == 410:
+        return replace(settled, state="disabled")
+    place = len(tries) - delivery.schedule_from - 1
+    if place >= len(SCHEDULE_S):
+        return replace(settled, state="dead")
+    delay_s = SCHEDULE_S[place] * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - not a secret
+    if reply is not None and reply.status in (429, 502, 503, 504):
+        delay_s = max(delay_s, retry_after_s(reply.retry_after, now_s))
+    return replace(settled, next_try_at=now_s + delay_s)
+
+
+def retry_after_s(header: str | None, now_s: float) -> float:
+    """How long a receiver asks to wait, in seconds, at most a day; 0 if it does not say."""
+    if header is None:
+        return 0.0
+    try:
+        wait_s = (
+            float(header) if header.strip().isdecimal() else parsedate_to_datetime(header).timestamp() - now_s
+        )
+    except (ValueError, OverflowError):
+        return 0.0
+    return min(max(wait_s, 0.0), MAX_RETRY_AFTER_S)
+
+
+def event_body(job: JobRecord, event: str, result: str | None) -> str:
+    """What is sent: type, time, the job's outcome, and its result where that is small; else its address. Pure."""
+    data: dict[str, Any] = {
+        "id": job.id,
+        "status": job.status,
+        "attempt": job.attempt,
+        "created_at": job.created_at,
+        "finished_at": job.finished_at,
+        "metadata": job.metadata,
+        "urls": {"self": f"/v1/jobs/{job.id}", "result": f"/v1/jobs/{job.id}/result"},
+    }
+    if job.error is not None:
+        data["error"] = job.error.model_dump(exclude_none=True)
+    if result is not None:
+        data["result"] = json.loads(result)
+    stamp = datetime.fromtimestamp(job.finished_at or job.created_at, UTC).isoformat().replace("+00:00", "Z")
+    body = {"type": event, "timestamp": stamp, "data": data}
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+
+
+def webhooks_main(settings: Settings) -> int:
+    """Run the sender until a signal stops it; the exit code.
+
+    Raises:
+        BrokerUnavailable: Redis does not answer, or may evict keys.
+    """
+    configure_logging(settings, process="webhooks")
+    check_server(settings)
+    asyncio.run(_main(settings))
+    return 0
+
+
+async def _main(settings: Settings) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    store = HookStore.open(settings)
+    outbound = Outbound(EgressPolicy(settings.webhook_allow), settings.webhook_timeout_s)
+    try:
+        await Sender(store, outbound, settings).run(stop)
+    finally:
+        await store.aclose()
