@@ -1,5 +1,6 @@
 """One job table on three servers: fakeredis, the embedded Valkey and, where installed, Debian's Redis."""
 
+import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from d3serve.schemas import (
     Usage,
 )
 from d3serve.settings import Settings
+from d3serve.store import lua
 from d3serve.store.jobs import JobStore
 from d3serve.store.keys import Keys
 from d3serve.store.turns import TurnStore
@@ -27,6 +29,37 @@ from d3serve.store.turns import TurnStore
 DEBIAN = shutil.which("redis-server")
 SERVERS = ["fakeredis", "valkey", *(["redis"] if DEBIAN else [])]
 MODEL = "vllm-sr/d3-tiny"
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "sabotage(script, old, new): run the test again on a broken script; it must fail then"
+    )
+
+
+def pytest_generate_tests(metafunc):
+    """A guarantee that holds without the line that gives it is no guarantee, or the test is no test."""
+    cuts = [mark.args for mark in metafunc.definition.iter_markers("sabotage")]
+    if cuts:
+        broken = [
+            pytest.param(cut, id=f"sabotaged-{cut[0]}", marks=pytest.mark.xfail(strict=True)) for cut in cuts
+        ]
+        metafunc.parametrize("sabotage", [pytest.param(None, id="whole"), *broken], indirect=True)
+
+
+@pytest.fixture
+def sabotage(request, monkeypatch):
+    """Replace a line of one script, for the tests that are marked so."""
+    cut = getattr(request, "param", None)
+    if cut is None:
+        return
+    name, old, new = cut
+    whole = lua.script(name).text
+    assert old in whole, "the line to break has moved"
+    text = whole.replace(old, new)
+    broken = lua.Script(text, hashlib.sha1(text.encode()).hexdigest())  # noqa: S324 # as Redis names it
+    original = lua.script
+    monkeypatch.setattr(lua, "script", lambda asked: broken if asked == name else original(asked))
 
 
 @pytest.fixture
@@ -98,7 +131,7 @@ def choice():
 
 
 @pytest.fixture(params=SERVERS)
-async def table(request, broker_urls):
+async def table(request, broker_urls, sabotage):  # noqa: ARG001 # breaks the scripts before they are used
     settings = Settings(redis_url=None, lease_s=5, max_queued_jobs=1000)
     if request.param == "fakeredis":
         server = fakeredis.FakeServer(version=(7,))

@@ -1,4 +1,4 @@
-"""The contract of the job table, the same on every server it may run on."""
+"""The contract of the job table, continued: how jobs end, and how they are read."""
 
 import asyncio
 import itertools
@@ -7,197 +7,15 @@ import json
 import pytest
 
 from d3serve.errors import (
-    IdempotencyKeyReused,
     InvalidRequest,
     JobExpired,
     JobNotFinished,
     JobNotFound,
-    QueueFull,
 )
-from d3serve.schemas import DecisionRequest, JobError
+from d3serve.schemas import JobError
 
 pytestmark = pytest.mark.anyio
 BROKEN = JobError(code="internal_error", message="broken")
-
-
-class TestSubmit:
-    async def test_a_new_job_waits_in_its_lane(self, table):
-        job = await table.jobs.get(await table.submit(metadata={"a": "b"}), "me")
-        assert (job.status, job.lane, job.attempt, job.done) == ("queued", "interactive", 0, False)
-        assert job.request == {"model": "vllm-sr/d3-tiny", "questions": 1, "state_tokens": 3}
-        assert job.metadata == {"a": "b"}
-        assert (job.queue.position, job.queue.eta_s) == (0, None)
-
-    async def test_positions_follow_the_order_of_arrival(self, table):
-        ids = [await table.submit(f"state {i}") for i in range(3)]
-        assert [(await table.jobs.get(i, "me")).queue.position for i in ids] == [0, 1, 2]
-
-    async def test_the_first_job_wakes_and_the_next_does_not(self, table, make_request):
-        first = await table.jobs.submit(make_request("a"), tenant="me")
-        second = await table.jobs.submit(make_request("b"), tenant="me")
-        assert (first.wake, second.wake) == (True, False)
-
-    async def test_fifty_parallel_submits_with_one_key_make_one_job(self, table, make_request):
-        calls = [
-            table.jobs.submit(make_request(), tenant="me", idempotency_key="k", fingerprint="f")
-            for _ in range(50)
-        ]
-        answers = await asyncio.gather(*calls)
-        assert len({answer.job_id for answer in answers}) == 1
-        assert sum(answer.created for answer in answers) == 1
-        assert table.redis.zcard(table.key("queued", "interactive")) == 1
-
-    async def test_a_key_belongs_to_one_body_and_one_tenant(self, table, make_request):
-        await table.jobs.submit(make_request(), tenant="me", idempotency_key="k", fingerprint="f")
-        other = await table.jobs.submit(make_request(), tenant="you", idempotency_key="k", fingerprint="g")
-        assert other.created
-        with pytest.raises(IdempotencyKeyReused):
-            await table.jobs.submit(make_request("x"), tenant="me", idempotency_key="k", fingerprint="g")
-
-    async def test_a_full_queue_refuses_and_keeps_what_it_has(self, table):
-        table.jobs._settings = table.settings.model_copy(update={"max_queued_jobs": 2})
-        kept = [await table.submit(f"s{i}") for i in range(2)]
-        with pytest.raises(QueueFull) as refusal:
-            await table.submit("one too many")
-        assert 1 <= refusal.value.details["retry_after_s"] <= 60
-        assert len(table.redis.keys(table.key("job", "*"))) == len(kept)
-        assert not [name for name in table.redis.keys(table.key("st", "*")) if "many" in name]
-
-    async def test_a_queue_full_of_bytes_refuses(self, table):
-        table.jobs._settings = table.settings.model_copy(update={"max_queued_bytes": 3_000})
-        await table.submit("x" * 2_000)
-        with pytest.raises(QueueFull):
-            await table.submit("y" * 2_000)
-        assert (await table.jobs.stats()).lanes["interactive"].queued_jobs == 1
-
-    @pytest.mark.parametrize(
-        ("chars", "asked", "lane"),
-        [(400, None, "interactive"), (400_000, None, "offline"), (400, "offline", "offline")],
-    )
-    async def test_the_lane_follows_the_length_unless_asked_for(self, table, chars, asked, lane):
-        job_id = await table.submit("x" * chars, lane=asked)
-        assert (await table.jobs.get(job_id, "me")).lane == lane
-
-    async def test_texts_stay_byte_faithful(self, table):
-        body = (
-            '{"model":"m","state":{"z":1,"a":[1.0,"ü \\u0000 😀",null],"é":{"2":2,"1":1}},"questions":'
-            '{"b":{"type":"choice","criteria":{"y":"Y","x":null}},"a":{"type":"noul"}}}'
-        )
-        request = DecisionRequest.model_validate_json(body)
-        await table.jobs.submit(request, tenant="me")
-        [job] = table.worker().claim(1).jobs
-        sent = json.loads(body)
-        assert job.state == json.dumps(sent["state"], ensure_ascii=False, separators=(",", ":"))
-        assert job.questions == json.dumps(sent["questions"], ensure_ascii=False, separators=(",", ":"))
-
-    async def test_one_state_is_stored_once_and_leaves_with_its_last_reader(self, table, make_response):
-        ids = [await table.submit("same") for _ in range(3)]
-        assert len(table.redis.keys(table.key("st", "*"))) == 1
-        worker = table.worker()
-        turn = worker.claim(1)
-        for job_id in ids:
-            assert table.redis.keys(table.key("st", "*"))
-            assert worker.succeed(turn.lease, job_id, make_response())
-        assert not table.redis.keys(table.key("st", "*"))
-        assert not table.redis.keys(table.key("need", "*"))
-
-
-class TestClaim:
-    async def test_jobs_of_one_state_come_together_and_oldest_state_first(self, table):
-        ids = [await table.submit(state) for state in ("a", "b", "a", "b", "a")]
-        turn = table.worker().claim(1)
-        groups = {}
-        for job in turn.jobs:
-            groups.setdefault(job.state, []).append(job.id)
-        assert groups == {'"a"': [ids[0], ids[2], ids[4]], '"b"': [ids[1], ids[3]]}
-        assert turn.jobs[0].state == '"a"'
-
-    async def test_a_state_is_never_on_two_workers(self, table):
-        await table.submit("a")
-        first = table.worker("one").claim(1)
-        late = await table.submit("a")
-        assert not table.worker("two").claim(2).jobs
-        assert [job.id for job in table.worker("one").more(first.lease)] == [late]
-
-    async def test_the_token_budget_counts_a_state_once(self, table):
-        for _ in range(4):
-            await table.submit("x" * 4_000)
-        await table.submit("y" * 4_000)
-        turn = table.worker(max_batch_tokens=1_500).claim(1)
-        assert [job.state[1] for job in turn.jobs] == ["x"] * 4
-
-    async def test_the_first_group_fits_whatever_its_size(self, table):
-        await table.submit("x" * 100_000)
-        assert len(table.worker(max_batch_tokens=16).claim(1).jobs) == 1
-
-    async def test_a_claim_leaves_a_wake_for_what_it_left(self, table):
-        await table.submit("x" * 4_000)
-        await table.submit("y" * 4_000)
-        turn = table.worker(max_batch_tokens=1_000).claim(1)
-        assert turn.wakes == ["interactive"]
-
-    async def test_a_warm_state_goes_first_until_an_older_one_is_overdue(self, table, make_response):
-        await table.submit("warm")
-        worker = table.worker(max_batch_tokens=16, max_batch_questions=1)
-        turn = worker.claim(1)
-        worker.succeed(turn.lease, turn.jobs[0].id, make_response())
-        worker.free(turn.lease, "back", [turn.jobs[0].group])
-        cold, warm = await table.submit("cold"), await table.submit("warm")
-        turn = worker.claim(1)
-        assert [job.id for job in turn.jobs] == [warm]
-        worker.free(turn.lease, "back", [turn.jobs[0].group])
-        table.redis.zadd(table.key("ready", "interactive"), {self.group(table, cold): 1})
-        assert [job.id for job in worker.claim(1).jobs] == [cold]
-
-    async def test_priority_orders_a_lane_and_age_beats_priority(self, table):
-        low = await table.submit("l", priority="low")
-        normal = await table.submit("n")
-        high = await table.submit("h", priority="high")
-        worker = table.worker(max_batch_questions=1)
-        assert [worker.claim(1).jobs[0].id for _ in range(3)] == [high, normal, low]
-        old = await table.submit("old", priority="low")
-        table.redis.zincrby(table.key("ready", "interactive"), -61_000, self.group(table, old))
-        await table.submit("new", priority="high")
-        assert worker.claim(1).jobs[0].id == old
-
-    async def test_interactive_goes_first_but_offline_is_not_starved(self, table):
-        offline = await table.submit("o", lane="offline")
-        interactive = await table.submit("i")
-        worker = table.worker(max_batch_questions=1)
-        assert worker.claim(1).jobs[0].id == interactive
-        table.redis.zincrby(table.key("ready", "offline"), -40_000, self.group(table, offline))
-        await table.submit("i2")
-        assert worker.claim(1).jobs[0].id == offline
-
-    async def test_one_worker_stays_out_of_the_offline_lane(self, table):
-        for i in range(2):
-            await table.submit(f"o{i}", lane="offline")
-        one, two = table.worker("one"), table.worker("two")
-        for worker in (one, two):
-            worker.publish({"pid": 1})
-        assert len(one.claim(1).jobs) == 1
-        assert not two.claim(2).jobs
-
-    async def test_a_lane_that_a_worker_does_not_serve_is_left(self, table):
-        await table.submit("o", lane="offline")
-        assert not table.worker(lanes=("interactive",)).claim(1).jobs
-
-    async def test_an_interactive_job_pulls_its_state_into_its_lane(self, table):
-        await table.submit("s", lane="offline")
-        await table.submit("s")
-        assert len(table.worker(lanes=("interactive",)).claim(1).jobs) == 2
-
-    async def test_a_claim_whose_answer_was_lost_answers_the_same_again(self, table):
-        job_id = await table.submit()
-        worker = table.worker()
-        turn = worker.claim(1)
-        arguments = ("claim", turn.lease, "worker-1", 1, 5000, 100, 100, 8, 5000, 30000, "interactive")
-        [_, [group, ids]] = worker._run(*arguments)
-        assert (group, ids) == (turn.jobs[0].group, [job_id])
-        assert (await table.jobs.get(job_id, "me")).attempt == 1
-
-    def group(self, table, job_id):
-        return table.redis.hget(table.key("job", job_id), "group")
 
 
 class TestCommit:
@@ -214,6 +32,7 @@ class TestCommit:
         assert 0 < table.redis.pttl(table.key("job", job_id)) <= 100_000
         assert 0 < table.redis.pttl(table.key("res", job_id)) <= 100_000
 
+    @pytest.mark.sabotage("commit", "bury(id, j.tenant, expires, j.ttl_ms + j.tomb_ms)", "")
     async def test_a_job_whose_retention_ended_is_gone_and_not_unknown(self, table, make_response):
         job_id = await table.submit()
         worker = table.worker()
@@ -226,6 +45,7 @@ class TestCommit:
         with pytest.raises(JobNotFound):
             await table.jobs.get("job_unheard_of", "me")
 
+    @pytest.mark.sabotage("commit", "if j.lease ~= lease then", "if false then")
     async def test_only_the_lease_that_holds_the_job_may_end_it(self, table, make_response):
         job_id = await table.submit()
         stalled, healthy = table.worker("stalled"), table.worker("healthy")
@@ -238,6 +58,7 @@ class TestCommit:
         job = await table.jobs.get(job_id, "me")
         assert (job.status, job.usage.computed_tokens, job.attempt) == ("succeeded", 2, 2)
 
+    @pytest.mark.sabotage("commit", "elseif j.status ~= 'running' then", "elseif false then")
     async def test_a_commit_whose_answer_was_lost_may_be_sent_again(self, table, make_response):
         job_id = await table.submit()
         worker = table.worker()
@@ -247,6 +68,7 @@ class TestCommit:
         assert not worker.fail(lease, job_id, BROKEN)
         assert (await table.jobs.stats()).finished == {"succeeded": 1}
 
+    @pytest.mark.sabotage("progress", "if j.status == 'running' and", "if")
     async def test_progress_cannot_touch_a_job_that_is_done(self, table, make_response):
         job_id = await table.submit()
         worker = table.worker()
@@ -257,6 +79,7 @@ class TestCommit:
         assert worker.progress(lease, "deciding", [job_id]) == set()
         assert (await table.jobs.get(job_id, "me")).progress.stage == "finished"
 
+    @pytest.mark.sabotage("commit", "post_webhook(id, j.hook_events, status, now)", "")
     async def test_the_webhook_outbox_is_written_with_the_status(self, table, make_response):
         heard = await table.submit(webhook={"url": "https://example.com/h"})
         deaf = await table.submit(webhook={"url": "https://example.com/h", "events": ["job.failed"]})
@@ -280,6 +103,7 @@ class TestFree:
         assert (job.status, job.attempt, job.started_at) == ("queued", 0, None)
         assert worker.free(turn.lease, "back").back == -1
 
+    @pytest.mark.sabotage("claim", "local suspect = tonumber(j.losses) > 0", "local suspect = false")
     async def test_a_lost_job_runs_alone_and_its_mates_are_answered(self, table):
         suspects = [await table.submit("s") for _ in range(2)]
         worker = table.worker()
@@ -296,6 +120,7 @@ class TestFree:
         assert sorted(itertools.chain(*turns)) == sorted([*suspects, fresh])
         assert all(len(turn) == 1 for turn in turns if set(turn) & set(suspects))
 
+    @pytest.mark.sabotage("free", "if losses >= tonumber(j.max_attempts) then", "if false then")
     async def test_a_poison_job_fails_after_its_attempts(self, table):
         job_id = await table.submit()
         worker = table.worker()
@@ -307,6 +132,9 @@ class TestFree:
         assert (job.status, job.error.code, job.attempt) == ("failed", "max_attempts", 3)
         assert not worker.claim(1).jobs
 
+    @pytest.mark.sabotage(
+        "reap", "local back, dead, lanes = free_lease(lease, true, now)", "local back, dead, lanes = 0, 0, {}"
+    )
     async def test_a_lease_not_renewed_is_reaped(self, table):
         job_id = await table.submit()
         worker = table.worker()
@@ -338,6 +166,7 @@ class TestEndings:
         assert (await table.jobs.cancel(job_id, "me")).status == "canceled"
         assert not table.worker().claim(1).jobs
 
+    @pytest.mark.sabotage("cancel", "finish(id, 'canceled', now_ms())", "")
     async def test_cancel_of_a_running_job_refuses_its_commit(self, table, make_response):
         job_id = await table.submit()
         worker = table.worker()
@@ -356,6 +185,7 @@ class TestEndings:
         with pytest.raises(JobNotFound):
             await table.jobs.cancel(job_id, "you")
 
+    @pytest.mark.sabotage("reap", "if status == 'queued' or status == 'running' then", "if false then")
     async def test_a_job_not_started_in_time_expires(self, table):
         job_id = await table.submit(expires_in_s=1)
         table.redis.zadd(table.key("deadlines"), {job_id: 1})
