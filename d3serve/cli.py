@@ -1,5 +1,6 @@
 """The `d3serve` command. Rooms are imported inside the command that needs them: `ask` never loads torch."""
 
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,16 +74,16 @@ def api(
     if exit_with_parent:
         supervisor.exit_with_parent()
     configure_logging(settings)
-    uvicorn.run(
+    config = uvicorn.Config(
         create_app(settings),
-        host=settings.host,
-        port=settings.port,
-        fd=fd,
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=STOP_WAITERS_S,
     )
+    # As a socket, not `fd=`: uvicorn takes a descriptor for a unix one, and without TCP_NODELAY answers wait 40 ms.
+    listener = socket.socket(fileno=fd) if fd is not None else supervisor.bind(settings.host, settings.port)
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 @app.command()
