@@ -44,7 +44,7 @@ GEOMETRY_TINY = dataclasses.replace(
     linear_key_heads=2, linear_value_heads=6, linear_key_dim=64, linear_value_dim=64,
     layer_types=(("linear_attention",) * 2 + ("full_attention",)) * 2,
 )  # fmt: skip
-LONG_PASS = 40_000  # tokens from which one run takes seconds
+LONG_PASS = 40_000  # tokens from which one run takes seconds, and the peers several times that
 QUESTION: Question = ChoiceQuestion(type="choice", criteria={str(i): None for i in range(parity.OPTIONS)})
 
 
@@ -187,7 +187,7 @@ def floor_ms(row: Row, weights: Weights, shapes: ceilings.Geometry) -> dict[str,
     parts = {
         "gemm": ceilings.gemms_ms(matrices, row.tokens),
         "attention": shapes.full_layers * attention,
-        "delta": shapes.linear_layers * ceilings.delta_rule_ms(shapes, row.segments),
+        "delta": shapes.linear_layers * ceilings.delta_rule_ms(shapes, row.states, row.question_lengths),
     }
     return {**parts, "floor": sum(parts.values())}
 
@@ -274,7 +274,7 @@ def measure(
         torch.cuda.empty_cache()
     if shapes:
         result |= floor_ms(row, bench.weights, shapes)
-    if peers and row.jobs == 1 and not row.cached:
+    if peers and row.jobs == 1 and not row.cached and row.tokens < LONG_PASS:
         result["state_once_ms"] = peer_ms(bench, row, bench.peer.state_once)
         if row.state < ceilings.LONG:
             result["one_by_one_ms"] = peer_ms(bench, row, bench.peer.whole_prompts)

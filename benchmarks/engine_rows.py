@@ -25,10 +25,14 @@ class Row:
         return self.question_tokens + (0 if self.cached else self.jobs * self.state)
 
     @property
-    def segments(self) -> list[int]:
-        """Lengths of the pass's segments, states first."""
-        states = [] if self.cached else [self.state] * self.jobs
-        return states + [self.question] * (self.jobs * self.questions)
+    def states(self) -> list[int]:
+        """Lengths of the states that the pass reads."""
+        return [] if self.cached else [self.state] * self.jobs
+
+    @property
+    def question_lengths(self) -> list[int]:
+        """Lengths of the pass's questions."""
+        return [self.question] * (self.jobs * self.questions)
 
 
 ROWS = (
