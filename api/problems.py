@@ -7,13 +7,13 @@ text is cut, so that a body of 4 KB cannot come back as megabytes.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from d3serve.errors import D3ServeError, JobFailure
+from d3serve.errors import D3ServeError, error_class
 from d3serve.schemas import JobError
 
 MAX_PROBLEMS: Final = 10
@@ -146,14 +146,4 @@ def _headers(error: D3ServeError) -> dict[str, str]:
 
 def error_of(job_error: JobError) -> D3ServeError:
     """The error by which a job failed, as the error to answer with when its result is asked for."""
-    kind = _BY_CODE.get(job_error.code, JobFailure)
-    return kind(job_error.message, field=job_error.field)
-
-
-def _tree(root: type[D3ServeError]) -> Iterator[type[D3ServeError]]:
-    yield root
-    for child in root.__subclasses__():
-        yield from _tree(child)
-
-
-_BY_CODE: Final = {kind.code: kind for kind in reversed(list(_tree(D3ServeError)))}
+    return error_class(job_error.code)(job_error.message, field=job_error.field)

@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 from rich.console import Console
 from rich.table import Table
 
-from d3serve.errors import D3ServeError, InvalidRequest
-
-WAIT_S = 30
+from d3serve.client import Client
+from d3serve.errors import InvalidRequest
 
 
 def build_request(
@@ -71,30 +69,11 @@ def ask(url: str, body: Mapping[str, Any], *, api_key: str | None, console: Cons
     Raises:
         D3ServeError: the server refused it or cannot be reached.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        with httpx.Client(base_url=url, headers=headers, timeout=WAIT_S + 15) as client:
-            job = _checked(client.post("/v1/jobs", json={"model": "jev-latest", **body}))
-            with console.status("queued") as line:
-                while not job["done"]:
-                    job = _checked(
-                        client.get(f"/v1/jobs/{job['id']}", params={"wait": WAIT_S, "include": "result"})
-                    )
-                    line.update(job["status"])
-            return _checked(client.get(f"/v1/jobs/{job['id']}", params={"include": "result"}))
-    except httpx.TransportError as error:
-        raise D3ServeError(f"no answer from {url}: {error}") from None
-
-
-def _checked(response: httpx.Response) -> dict[str, Any]:
-    if response.is_success:
-        job: dict[str, Any] = response.json()
-        return job
-    try:
-        detail = response.json()["detail"]
-    except (ValueError, KeyError, TypeError):
-        detail = response.text[:500]
-    raise D3ServeError(f"{response.status_code}: {detail}")
+    with Client(url, api_key=api_key) as client, console.status("queued") as line:
+        job = client.submit_body(body)
+        for event in client.events(job.id):
+            line.update(event.name)
+        return dict(client.get(job.id).raw)
 
 
 def show(job: Mapping[str, Any], console: Console) -> bool:

@@ -35,6 +35,7 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of the embedded broker.")]
 ExitWithParent = Annotated[bool, typer.Option(hidden=True)]
+Key = Annotated[str | None, typer.Option(envvar="D3SERVE_API_KEY", help="API key.")]
 Url = Annotated[str, typer.Option(envvar="D3SERVE_URL", help="Address of a running server.")]
 
 
@@ -138,7 +139,7 @@ def ask(
     choice: Annotated[list[str] | None, typer.Option(help="'question: option | option'")] = None,
     score: Annotated[list[str] | None, typer.Option(help="'question: lowest | … | highest'")] = None,
     url: Url = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(envvar="D3SERVE_API_KEY", help="API key.")] = None,
+    api_key: Key = None,
 ) -> None:
     """Ask a running server: post a job, wait for it, print the answers."""
     body = (
@@ -148,6 +149,25 @@ def ask(
     )
     job = asking.ask(url, body, api_key=api_key, console=console)
     raise typer.Exit(0 if asking.show(job, Console()) else 1)
+
+
+@app.command()
+def submit(
+    requests: Annotated[
+        Path, typer.Argument(help="JSON lines, each a request with `state` and `questions`.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Results as JSON lines; lines that stand there are not asked again.")
+    ],
+    at_once: Annotated[int, typer.Option(min=1, max=1000, help="Jobs in flight.")] = 64,
+    url: Url = "http://127.0.0.1:8000",
+    api_key: Key = None,
+) -> None:
+    """Submit many jobs and collect their results; run it again to go on where it stopped."""
+    from d3serve.bulk import submit_file
+
+    failed = submit_file(requests, out, url=url, api_key=api_key, at_once=at_once, console=console)
+    raise typer.Exit(1 if failed else 0)
 
 
 @app.command()

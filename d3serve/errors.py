@@ -42,6 +42,7 @@
 `code`, `http_status` and `retryable` are class attributes: one place decides what a client sees.
 """
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 
@@ -303,3 +304,17 @@ class BrokerUnavailable(StartupError):
     """No Redis-protocol server can be reached or started."""
 
     code = "broker_unavailable"
+
+
+def error_class(code: str) -> type[D3ServeError]:
+    """The class of the tree that bears `code`; of several, the most general; JobFailure for one unknown to us."""
+    return _BY_CODE.get(code, JobFailure)
+
+
+def _tree(root: type[D3ServeError]) -> Iterator[type[D3ServeError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)
+
+
+_BY_CODE = {kind.code: kind for kind in reversed(list(_tree(D3ServeError)))}

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from d3serve.errors import InvalidSettings
 
 PREFIX = "D3SERVE_"
+CLIENT_VARIABLES = frozenset({"D3SERVE_URL", "D3SERVE_API_KEY"})  # of `ask` and `submit`: no settings
 
 
 class Settings(BaseSettings):
@@ -140,7 +141,7 @@ class Settings(BaseSettings):
         Raises:
             InvalidSettings: names the variable or field and what is wrong with it.
         """
-        known = {PREFIX + name.upper() for name in cls.model_fields}
+        known = {PREFIX + name.upper() for name in cls.model_fields} | CLIENT_VARIABLES
         unknown = sorted(k for k in os.environ if k.upper().startswith(PREFIX) and k.upper() not in known)
         if unknown:
             raise InvalidSettings(f"unknown setting {unknown[0]}: see docs/settings.md", field=unknown[0])
