@@ -10,6 +10,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from oracle import Oracle, difference
+from pydantic import TypeAdapter
+
+from d3serve.schemas import Answer, DecisionRequest
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(180)
@@ -29,6 +33,18 @@ def decide(url: str, body: dict) -> dict:
         polled = client.get(posted.headers["location"], params={"wait": 60, "include": "result"})
         assert polled.json()["status"] == "succeeded", polled.text
         return polled.json()["result"]
+
+
+def test_answers_over_http_are_those_of_an_independent_implementation(
+    server: str, tiny_checkpoint: Path
+) -> None:
+    body = {"model": "jev-latest", "state": STATE, "questions": QUESTIONS}
+    answers = decide(server, body)["answers"]
+    oracle = Oracle(tiny_checkpoint)
+    assert list(answers) == list(QUESTIONS)
+    for name, question in DecisionRequest.model_validate(body).questions.items():
+        answer = TypeAdapter(Answer).validate_python(answers[name])
+        assert difference(answer, oracle.probabilities(STATE, question)) < 1e-4
 
 
 def test_jobs_with_one_state_are_answered_by_one_reading_of_it(server: str) -> None:
