@@ -26,7 +26,7 @@ class Page(BaseModel):
     status: JobStatus | None = None
     model: str | None = Field(default=None, max_length=256)
     created_after: float | None = Field(
-        default=None, ge=0, allow_inf_nan=False, description="Seconds since 1970."
+        default=None, ge=0, le=1e11, allow_inf_nan=False, description="Seconds since 1970."
     )
     limit: int = Field(default=20, ge=1, le=100)
     cursor: str | None = Field(default=None, max_length=256)
