@@ -25,7 +25,8 @@ class Settings(BaseSettings):
         description="Redis-protocol server (redis://, rediss://, unix://). Unset: `d3serve up` starts one.",
     )
     namespace: str = Field(
-        default="default", pattern=r"^[a-z0-9-]{1,32}$",
+        default="default",
+        pattern=r"^[a-z0-9-]{1,32}$",
         description="Name of this queue inside the server; every key begins with d3:{<namespace>}:.",
     )
     data_dir: Path = Field(
@@ -97,15 +98,23 @@ class Settings(BaseSettings):
     broker_max_memory_bytes: int = Field(
         default=2 * 2**30, ge=2**24, description="Memory of the embedded broker; a full one refuses new jobs."
     )
-    result_ttl_s: int = Field(default=86_400, ge=60, description="How long a result is kept, from completion.")
+    result_ttl_s: int = Field(
+        default=86_400, ge=60, description="How long a result is kept, from completion."
+    )
     tombstone_ttl_s: int = Field(
         default=7 * 86_400, ge=60, description="How long an expired job still answers 410 and not 404."
     )
-    idempotency_ttl_s: int = Field(default=86_400, ge=60, description="How long an Idempotency-Key is remembered.")
-    lease_s: float = Field(default=60.0, gt=0, description="A claim not renewed for this long goes back to the queue.")
+    idempotency_ttl_s: int = Field(
+        default=86_400, ge=60, description="How long an Idempotency-Key is remembered."
+    )
+    lease_s: float = Field(
+        default=60.0, gt=0, description="A claim not renewed for this long goes back to the queue."
+    )
     max_attempts: int = Field(default=3, ge=1, description="Attempts after which a job fails for good.")
     turn_limit_s: float = Field(
-        default=1_800, gt=0, description="A turn that takes longer is taken for stuck, and its process replaced."
+        default=1_800,
+        gt=0,
+        description="A turn that takes longer is taken for stuck, and its process replaced.",
     )
     lanes: tuple[Literal["interactive", "offline"], ...] = Field(
         default=("interactive", "offline"), description="Lanes that this worker serves."
@@ -120,16 +129,22 @@ class Settings(BaseSettings):
         default=(),
         description="Networks (CIDR) that webhooks may reach although they are not public; http is allowed then.",
     )
-    webhook_timeout_s: float = Field(default=15.0, gt=0, description="How long a receiver may take to answer.")
+    webhook_timeout_s: float = Field(
+        default=15.0, gt=0, description="How long a receiver may take to answer."
+    )
 
     # the turn
     max_batch_tokens: int = Field(default=16_384, ge=16, description="Token budget of one turn.")
     max_batch_questions: int = Field(default=512, ge=1, description="Most questions in one turn.")
     state_cache_bytes: int | None = Field(
-        default=None, ge=0, description="Memory of the state cache. Unset: a share of the device's free memory."
+        default=None,
+        ge=0,
+        description="Memory of the state cache. Unset: a share of the device's free memory.",
     )
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level logged."
+    )
     log_format: Literal["json", "console"] | None = Field(
         default=None, description="Unset: console on a terminal, else json."
     )
@@ -159,5 +174,3 @@ class Settings(BaseSettings):
             PREFIX + name.upper(): value if isinstance(value, str) else json.dumps(value)
             for name, value in dumped.items()
         }
-
-
