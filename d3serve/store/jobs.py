@@ -197,13 +197,7 @@ class JobStore:
             JobNotFound: never accepted from this tenant.
             JobExpired: its retention has ended, or it was deleted; `details["expired_at"]` says when.
         """
-        with storage_errors():
-            row = await self._client.hgetall(self._key("job", job_id))
-            if not row or row["tenant"] != tenant:
-                await self._raise_missing(job_id, tenant)
-            job = JobRecord.from_hash(job_id, row)
-            place = await self._census.position(job_id, job.lane) if job.status == "queued" else None
-        return job.waiting_at(place) if place else job
+        return await self._with_position(await self._read(job_id, tenant))
 
     async def wait(self, job_id: str, tenant: str, timeout_s: float) -> JobRecord:
         """Read the job as soon as it is done, or as it is after `timeout_s`.
@@ -216,10 +210,10 @@ class JobStore:
         with self._dispatcher.register(job_id, final_only=True) as waiter:
             while True:
                 waiter.event.clear()
-                job = await self.get(job_id, tenant)
+                job = await self._read(job_id, tenant)
                 left = until - time.monotonic()
                 if job.done or left <= 0:
-                    return job
+                    return await self._with_position(job)
                 await self._pause(waiter.event, left)
 
     async def watch(self, job_id: str, tenant: str) -> AsyncIterator[JobRecord]:
@@ -301,6 +295,20 @@ class JobStore:
 
     async def _run(self, name: ScriptName, *args: Argument) -> Any:
         return await run_script_async(self._client, name, self._key.prefix, *args)
+
+    async def _read(self, job_id: str, tenant: str) -> JobRecord:
+        with storage_errors():
+            row = await self._client.hgetall(self._key("job", job_id))
+            if not row or row["tenant"] != tenant:
+                await self._raise_missing(job_id, tenant)
+        return JobRecord.from_hash(job_id, row)
+
+    async def _with_position(self, job: JobRecord) -> JobRecord:
+        if job.status != "queued":
+            return job
+        with storage_errors():
+            place = await self._census.position(job.id, job.lane)
+        return job.waiting_at(place) if place else job
 
     async def _pause(self, event: asyncio.Event, left_s: float) -> None:
         """Wait for the event, but no longer than the safety re-read allows."""

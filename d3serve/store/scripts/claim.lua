@@ -50,10 +50,12 @@ local function lanes_by_need()
 end
 
 -- Overdue groups first, then those whose state this worker holds, then cold ones, then those held elsewhere.
+-- Only the first WINDOW groups are looked at for warmth.
 local function candidates(lane)
-  local rows, list = redis.call('ZRANGE', K('ready', lane), 0, WINDOW - 1, 'WITHSCORES'), {}
+  local rows = redis.call('ZRANGE', K('ready', lane), 0, math.max(WINDOW, max_groups) - 1, 'WITHSCORES')
+  local list = {}
   for i = 1, #rows, 2 do
-    local holder = redis.call('GET', K('warm', rows[i]))
+    local holder = i < 2 * WINDOW and redis.call('GET', K('warm', rows[i]))
     local class = 2
     if now - rows[i + 1] > fairness_ms then
       class = 0
