@@ -1,9 +1,7 @@
 """Fixtures that several rooms' tests share."""
 
-import importlib.util
 import os
 import shutil
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -14,24 +12,13 @@ import pytest
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-TOOLS = Path(__file__).parent.parent / "tools"
-
-
-def load_tool(name: str) -> ModuleType:
-    """Import a script of tools/, which is no package."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
 
 @pytest.fixture(scope="session")
 def checkpoint_tool() -> ModuleType:
     """tools/make_tiny_checkpoint.py, for packages of other variants."""
-    return load_tool("make_tiny_checkpoint")
+    import make_tiny_checkpoint  # brings torch, which not every test needs
+
+    return make_tiny_checkpoint
 
 
 @pytest.fixture(scope="session")

