@@ -36,8 +36,8 @@ class Parts:
     egress: EgressPolicy
 
 
-def parts(request: Request) -> Parts:
-    """The parts of the process that serves `request`."""
+async def parts(request: Request) -> Parts:
+    """The parts of the process that serves `request`; async, since FastAPI gives other dependencies a thread each."""
     found: Parts = request.app.state.parts
     return found
 
@@ -55,7 +55,7 @@ class SubmitHeaders:
     traceparent: str | None
 
 
-def submit_headers(request: Request) -> SubmitHeaders:
+async def submit_headers(request: Request) -> SubmitHeaders:
     """The headers that steer a submission; preferences that we do not know are ignored, as the RFC wants.
 
     Raises:

@@ -74,7 +74,7 @@ async def submit(request: Request, parts: TheParts, tenant: Writer, sent: TheSub
         job = await parts.store.wait(submitted.job_id, tenant, wait_s)
         if job.done:
             return job_response(job, result=await _result_if_there(parts, job), headers=headers)
-    job = await parts.store.get(submitted.job_id, tenant)
+    job = submitted.job or await parts.store.get(submitted.job_id, tenant)
     return job_response(job, status=202, headers=headers)
 
 

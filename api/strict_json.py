@@ -59,8 +59,8 @@ def read_json(body: bytes, *, max_depth: int) -> Any:
 def _check_structure(body: bytes, max_depth: int) -> None:
     """Bound depth and number of values before the parser builds anything: neither may depend on its stack."""
     openers = body.count(b"[") + body.count(b"{")
-    if openers <= max_depth and body.count(b",") < MAX_VALUES:
-        return  # the usual body: cannot be too deep nor too many
+    if openers <= max_depth and (len(body) < MAX_VALUES or body.count(b",") < MAX_VALUES):
+        return  # the usual body: cannot be too deep nor hold too many
     bare = _STRING.sub(b"", body)
     if bare.count(b",") + bare.count(b"[") + bare.count(b"{") >= MAX_VALUES:
         raise InvalidJSON(f"the body holds more than {MAX_VALUES:,} values")

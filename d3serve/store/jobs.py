@@ -16,17 +16,18 @@ from d3serve.errors import (
     JobNotFound,
     QueueFull,
     ShuttingDown,
+    StorageUnavailable,
 )
 from d3serve.schemas import DecisionRequest, JobStatus, Lane, ModelInfo
 from d3serve.settings import Settings
 from d3serve.store.census import LANES, Census
 from d3serve.store.connect import AsyncClient, open_async, storage_errors
-from d3serve.store.encode import encode_job
+from d3serve.store.encode import EncodedJob, encode_job
 from d3serve.store.keys import Keys
 from d3serve.store.listing import Filters, page
 from d3serve.store.lua import Argument, ScriptName, run_script_async
 from d3serve.store.memory import MemoryGuard
-from d3serve.store.records import JobPage, JobRecord, QueueStats, Submitted, WorkerInfo
+from d3serve.store.records import JobPage, JobRecord, Progress, QueueStats, Submitted, WorkerInfo
 from d3serve.store.waiters import Dispatcher
 
 REREAD_S = 1.0
@@ -104,7 +105,7 @@ class JobStore:
             raise IdempotencyKeyReused("this Idempotency-Key came before with another body")
         if answer[0] == "full":
             raise await self._queue_full(int(answer[1]))
-        return _submitted(answer)
+        return _submitted(answer, fresh=(request, tenant, job))
 
     async def send_wake(self, lane: Lane) -> None:
         """Tell the workers of a lane that there is work; never raises, a sweep repairs a lost wake."""
@@ -210,8 +211,14 @@ class JobStore:
         with self._dispatcher.register(job_id, final_only=True) as waiter:
             while True:
                 waiter.event.clear()
-                job = await self._read(job_id, tenant)
                 left = until - time.monotonic()
+                try:
+                    job = await self._read(job_id, tenant)
+                except StorageUnavailable:
+                    if left <= REREAD_S:
+                        raise
+                    await asyncio.sleep(REREAD_S)  # a restart or a failover: the client has time
+                    continue
                 if job.done or left <= 0:
                     return await self._with_position(job)
                 await self._pause(waiter.event, left)
@@ -271,7 +278,7 @@ class JobStore:
             return await page(self._client, self._key, tenant, filters, limit, cursor)
 
     async def models(self) -> list[ModelInfo]:
-        """Tell what live, ready workers serve, without repetition."""
+        """Tell what live workers serve, without repetition; one that loads again after a crash still counts."""
         with storage_errors():
             return await self._census.models()
 
@@ -343,6 +350,21 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _submitted(answer: list[Any]) -> Submitted:
-    kind, job_id, wake, lane = answer
-    return Submitted(job_id=job_id, created=kind == "new", wake=bool(wake), lane=lane)
+def _submitted(answer: list[Any], fresh: tuple[DecisionRequest, str, EncodedJob] | None = None) -> Submitted:
+    kind, job_id, wake, lane, *created = answer
+    job = _fresh_record(job_id, int(created[0]), *fresh) if fresh and created else None
+    return Submitted(job_id=job_id, created=kind == "new", wake=bool(wake), lane=lane, job=job)
+
+
+def _fresh_record(
+    job_id: str, created_ms: int, request: DecisionRequest, tenant: str, job: EncodedJob
+) -> JobRecord:
+    """What `get` would read now, but for the place in the queue."""
+    total = len(request.questions)
+    return JobRecord(
+        id=job_id, tenant=tenant, status="queued", lane=job.lane, priority=request.job.priority, attempt=0,
+        created_at=created_ms / 1000, progress=Progress("queued", 0, total),
+        request={"model": request.model, "questions": total, "state_tokens": job.fields["state_tokens"]},
+        deadline_at=(created_ms + job.expires_ms) / 1000 if job.expires_ms else None,
+        metadata=request.job.metadata,
+    )  # fmt: skip

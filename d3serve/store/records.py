@@ -16,13 +16,15 @@ class Submitted:
 
     `created` is False when the idempotency key had been used for the same body: `job_id` is then the
     first submission's. `wake` says that nobody has woken the workers of `lane` yet: call
-    `JobStore.send_wake(lane)`; forgetting it costs at most a few seconds, never the job.
+    `JobStore.send_wake(lane)`; forgetting it costs at most a few seconds, never the job. `job` is the job as
+    it was just written, or None where it has to be read.
     """
 
     job_id: str
     created: bool
     wake: bool
     lane: Lane
+    job: "JobRecord | None" = None
 
 
 @dataclass(frozen=True)

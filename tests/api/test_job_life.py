@@ -37,8 +37,10 @@ async def test_submit_poll_result(client, worker):
     assert job["object"] == "decision.job"
     assert job["metadata"] == {"case": "7"}
     assert job["request"]["model"] == "vllm-sr/d3-tiny", "the alias is resolved to what is served"
-    assert job["queue"]["position"] == 0
     assert "result" not in job
+    read = (await client.get(job["urls"]["self"])).json()
+    assert read.pop("queue")["position"] == 0
+    assert read == job, "what is answered at once differs from what is read"
 
     turn = worker.claim()
     running = (await client.get(job["urls"]["self"])).json()

@@ -1,7 +1,7 @@
 -- SUBMIT: write a job, its place in its group and its idempotency record; twice with one id is once.
 -- ARGV: id, group, lane, tenant, state, questions, rank_offset_ms, expires_ms (0: never),
 --       idem ('' none), fingerprint, idem_ttl_ms, max_jobs, max_bytes, then field, value ... of the job.
--- Answers {'new'|'old', id, wake 0/1, lane} or {'reused'} or {'full', jobs, bytes}.
+-- Answers {'new', id, wake 0/1, lane, created} or {'old', id, 0, lane} or {'reused'} or {'full', jobs, bytes}.
 -- The first write may fail for want of memory; nothing is half written then.
 local id, group, lane, tenant, state, questions = unpack(ARGV, 1, 6)
 local offset, expires, idem, print, idem_ttl, max_jobs, max_bytes = unpack(ARGV, 7, 13)
@@ -55,4 +55,4 @@ end
 enqueue(id)
 place(group)
 local group_lane = redis.call('HGET', K('grp', group), 'lane')
-return {'new', id, wants_wake(group_lane) and 1 or 0, group_lane}
+return {'new', id, wants_wake(group_lane) and 1 or 0, group_lane, int(now)}
