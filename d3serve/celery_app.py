@@ -14,7 +14,7 @@ from kombu.entity import Queue
 from d3serve.errors import InvalidSettings
 from d3serve.schemas import Lane
 from d3serve.settings import Settings
-from d3serve.store.connect import require_url
+from d3serve.store.connect import SentinelURL, require_url
 from d3serve.store.keys import Keys
 
 TURN_TASK = "d3.turn"
@@ -30,16 +30,21 @@ def queue_name(lane: Lane) -> str:
 
 
 def broker_url(redis_url: str) -> str:
-    """The same server in Celery's spelling, which differs for unix sockets."""
+    """The same server in Celery's spelling, which differs for unix sockets and sentinels."""
+    if sentinel := SentinelURL.parse(redis_url):
+        login = f":{sentinel.password}@" if sentinel.password else ""
+        return ";".join(f"sentinel://{login}{host}:{port}/{sentinel.db}" for host, port in sentinel.hosts)
     parts = urlsplit(redis_url)
     return f"redis+socket://{parts.path}?virtual_host=0" if parts.scheme == "unix" else redis_url
 
 
 def celery_config(settings: Settings) -> dict[str, Any]:
     """Every Celery setting that differs from its default; facts behind them stand beside them."""
+    url = require_url(settings)
+    sentinel = SentinelURL.parse(url)
     queues = {lane: queue_name(lane) for lane in ("interactive", "offline")}
     return {
-        "broker_url": broker_url(require_url(settings)),
+        "broker_url": broker_url(url),
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
         "broker_transport_options": {
@@ -49,6 +54,7 @@ def celery_config(settings: Settings) -> dict[str, Any]:
             "socket_connect_timeout": 2,
             "socket_keepalive": True,
             "health_check_interval": 5,
+            **({"master_name": sentinel.master} if sentinel else {}),
         },
         "result_backend": None,
         "task_ignore_result": True,

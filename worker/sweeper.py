@@ -51,6 +51,8 @@ class Sweeper(threading.Thread):
                 self.sweep()
             except StorageUnavailable as error:
                 log.warning("sweep.storage_away", error=error.message)
+            except Exception as error:  # a thread's edge: without its sweeps a worker would seem dead
+                log.error("sweep.failed", exc_info=error)
 
     def sweep(self) -> None:
         """One round."""

@@ -35,8 +35,8 @@ class Census:
         return [WorkerInfo.from_hash(worker, row) for worker, row in zip(ids, rows, strict=True) if row]
 
     async def models(self) -> list[ModelInfo]:
-        """What ready workers serve, each once."""
-        served = [worker.model for worker in await self.workers() if worker.ready and worker.model]
+        """What live workers serve, each once; also while one loads its model again after a crash."""
+        served = [worker.model for worker in await self.workers() if worker.model and worker.load != "failed"]
         return list({model.model_dump_json(): model for model in served}.values())
 
     async def tokens_per_s(self) -> float:

@@ -1,12 +1,18 @@
-"""Connections to Redis: how long they wait, how often they retry, and what their errors mean to us."""
+"""Connections to Redis: how long they wait, how often they retry, and what their errors mean to us.
+
+A URL is `redis://`, `rediss://`, `unix://` or `sentinel://[:password@]host:port,host:port/master[/db]`.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -30,7 +36,8 @@ COMMON: dict[str, Any] = {
     "health_check_interval": 5,
     "socket_connect_timeout": 2,
 }
-LOST = (RedisConnectionError, RedisTimeoutError)
+# A former master answers ReadOnly until the client has asked the sentinels again.
+LOST = (RedisConnectionError, RedisTimeoutError, ReadOnlyError)
 
 
 def require_url(settings: Settings) -> str:
@@ -50,22 +57,67 @@ def without_password(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
+@dataclass(frozen=True)
+class SentinelURL:
+    """Where the sentinels are, and which master they watch for us."""
+
+    hosts: tuple[tuple[str, int], ...]
+    master: str
+    db: int
+    password: str | None
+
+    @classmethod
+    def parse(cls, url: str) -> Self | None:
+        """Read a `sentinel://` URL; None for any other.
+
+        Raises:
+            BrokerUnavailable: it names no host or no master.
+        """
+        if not url.startswith("sentinel://"):
+            return None
+        parts = urlsplit(url)
+        login, _, hosts = parts.netloc.rpartition("@")
+        master, _, db = parts.path.lstrip("/").partition("/")
+        try:
+            pairs = [host.rpartition(":") for host in hosts.split(",")]
+            addresses = tuple((name, int(port)) for name, _, port in pairs)
+            number = int(db or 0)
+        except ValueError:
+            addresses, number = (), 0
+        if not master or not addresses or not all(name for name, _ in addresses):
+            raise BrokerUnavailable(
+                f"{without_password(url)}: expected sentinel://host:port,host:port/master"
+            )
+        return cls(addresses, master, number, login.partition(":")[2] or None)
+
+
 def open_async(settings: Settings) -> AsyncClient:
     """An asyncio client for the API: gives up within seconds, since an HTTP client waits."""
+    url = require_url(settings)
     retry = AsyncRetry(ExponentialBackoff(cap=0.5, base=0.05), 4)
+    options = {**COMMON, "socket_timeout": 5, "retry": retry, "retry_on_error": list(LOST)}
+    if sentinel := SentinelURL.parse(url):
+        watch: Any = redis.asyncio.sentinel.Sentinel
+        return watch(list(sentinel.hosts), socket_timeout=1).master_for(
+            sentinel.master, db=sentinel.db, password=sentinel.password, max_connections=1024, **options
+        )
     pool = redis.asyncio.BlockingConnectionPool.from_url(
-        require_url(settings), max_connections=ASYNC_CONNECTIONS, timeout=20, socket_timeout=5, retry=retry,
-        retry_on_error=list(LOST), **COMMON,
-    )  # fmt: skip
+        url, max_connections=ASYNC_CONNECTIONS, timeout=20, **options
+    )
     return redis.asyncio.Redis.from_pool(pool)
 
 
 def open_sync(settings: Settings, *, patience_s: float = 20) -> Client:
     """A client for workers: outlasts a restart of Redis, so that a finished turn is not thrown away."""
+    url = require_url(settings)
     retry = Retry(ExponentialBackoff(cap=1, base=0.05), round(patience_s) + 5)
-    return redis.Redis.from_url(
-        require_url(settings), socket_timeout=5, retry=retry, retry_on_error=list(LOST), **COMMON
-    )
+    options = {**COMMON, "socket_timeout": 5, "retry": retry, "retry_on_error": list(LOST)}
+    if sentinel := SentinelURL.parse(url):
+        watch: Any = redis.sentinel.Sentinel
+        return watch(list(sentinel.hosts), socket_timeout=1).master_for(
+            sentinel.master, db=sentinel.db, password=sentinel.password, **options
+        )
+    return redis.Redis.from_url(url, **options)
 
 
 @contextmanager
@@ -75,10 +127,6 @@ def storage_errors() -> Iterator[None]:
         yield
     except LOST as error:
         raise StorageUnavailable(f"the job table cannot be reached: {type(error).__name__}") from error
-    except ReadOnlyError as error:
-        raise StorageUnavailable(
-            "the job table is read-only: a replica, or a failover is under way"
-        ) from error
     except ResponseError as error:
         if isinstance(error, OutOfMemoryError) or "OOM" in str(error):  # a script's error may be wrapped
             raise StorageUnavailable("the job table is full") from error

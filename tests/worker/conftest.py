@@ -16,6 +16,7 @@ import redis
 from d3serve.broker import EmbeddedBroker
 from d3serve.schemas import DecisionRequest, JobOptions, NoulQuestion
 from d3serve.settings import Settings
+from d3serve.store.connect import open_sync
 from d3serve.store.jobs import JobStore
 from d3serve.store.keys import Keys
 
@@ -80,7 +81,7 @@ class Service:
 
     def __init__(self, settings, jobs, folder):
         self.settings, self.jobs = settings, jobs
-        self.redis = redis.Redis.from_url(settings.redis_url, decode_responses=True)
+        self.redis = open_sync(settings)
         self.trace = folder / "trace.jsonl"
         self._folder = folder
         self._count = itertools.count()

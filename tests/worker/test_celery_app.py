@@ -9,7 +9,7 @@ import redis
 
 import d3serve
 from d3serve.celery_app import broker_url, make_app, queue_name, require_safe_pool, wake_sender
-from d3serve.errors import InvalidSettings
+from d3serve.errors import BrokerUnavailable, InvalidSettings
 from d3serve.settings import Settings
 from d3serve.store.keys import Keys
 
@@ -80,3 +80,15 @@ def test_a_wake_that_cannot_be_sent_is_only_logged(tmp_path):
 def test_urls_are_spelled_celerys_way():
     assert broker_url("unix:///run/v.sock") == "redis+socket:///run/v.sock?virtual_host=0"
     assert broker_url("rediss://h:1/2") == "rediss://h:1/2"
+    spelled = "sentinel://:pw@a:1/2;sentinel://:pw@b:3/2"
+    assert broker_url("sentinel://:pw@a:1,b:3/main/2") == spelled
+    conf = make_app(Settings(redis_url="sentinel://a:1/main")).conf
+    assert conf.broker_transport_options["master_name"] == "main"
+
+
+@pytest.mark.parametrize(
+    "url", ["sentinel://a:1", "sentinel:///main", "sentinel://a/main", "sentinel://a:1/main/x"]
+)
+def test_a_sentinel_url_without_hosts_or_master_is_refused(url):
+    with pytest.raises(BrokerUnavailable, match="host:port"):
+        broker_url(url)
