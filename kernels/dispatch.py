@@ -10,9 +10,11 @@ from importlib import import_module
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from d3serve.kernels import reference
+from d3serve.kernels.matrix import Matrix
 from d3serve.kernels.recurrence_plan import RecurrenceSizes
 from d3serve.kernels.segments import Segment
 
@@ -181,3 +183,11 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate)·up of one fused projection."""
     out: Tensor = _fast("fused", gate_up.device).silu_mul(gate_up)
     return out
+
+
+def linear(x: Tensor, weight: Matrix, out: Tensor | None = None) -> Tensor:
+    """Multiply x [T, columns] by the transpose of a weight [rows, columns], plain or FP8: [T, rows] or `out`."""
+    if isinstance(weight, Tensor):
+        return F.linear(x, weight) if out is None else torch.mm(x, weight.T, out=out)
+    product: Tensor = _fast("float8", x.device).float8_linear(x, weight)
+    return product if out is None else out.copy_(product)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from d3serve.kernels.matrix import Float8Matrix, quantize_rows
 from d3serve.kernels.segments import Segment
 
 QUERY_ROWS = 1024  # rows of one attention step: bounds its score matrix on long states
@@ -326,3 +327,13 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate)·up of gate_up [T, 2F] = gate | up: [T, F]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return (F.silu(gate.float()) * up.float()).to(gate_up.dtype)
+
+
+def float8_linear(x: Tensor, weight: Float8Matrix) -> Tensor:
+    """Multiply x [T, columns] by the transpose of `weight`, both in eight-bit floats: [T, rows] in x's type.
+
+    Each row of x is quantized by its own largest magnitude, as FP8_DYNAMIC packages ask; sums are FP32.
+    """
+    values, scale = quantize_rows(x)
+    product = values.float() @ weight.values.float().T
+    return (product * scale * weight.scale.T).to(x.dtype)

@@ -178,12 +178,12 @@ class Backbone:
     ) -> Tensor:
         """Mix all rows of one layer, [T, hidden]; `index` counts the layers of its kind."""
         if isinstance(mixer, FullAttention):
-            qkv = F.linear(x, mixer.qkv)
+            qkv = dispatch.linear(x, mixer.qkv)
             q = self._store(mixer, qkv, rotary, inputs.slot_mapping, index)
             mixed = dispatch.sigmoid_gate(self._attend(q, inputs.attention, index), qkv)
         else:
             mixed = self._gate_values(mixer, *self._delta_rule(mixer, x, inputs.recurrence, index))
-        return F.linear(mixed, mixer.out)
+        return dispatch.linear(mixed, mixer.out)
 
     def _mix_readout(
         self,
@@ -204,7 +204,7 @@ class Backbone:
             values, z = self._delta_rule(mixer, x, inputs.recurrence, index)
             values, z = values[states:].index_select(0, readout), z[states:].index_select(0, readout)
             mixed = self._gate_values(mixer, values, z)
-        return F.linear(mixed, mixer.out)
+        return dispatch.linear(mixed, mixer.out)
 
     def _question_attention(
         self,
@@ -217,9 +217,9 @@ class Backbone:
         """Attention of the question rows alone, after state rows have stored their K and V: [Tq, H·D]."""
         g, states, (cos, sin) = self.geometry, inputs.state_rows, rotary
         if states:
-            kv = F.linear(x[:states], mixer.qkv[2 * g.heads * g.head_dim :])
+            kv = dispatch.linear(x[:states], mixer.qkv[2 * g.heads * g.head_dim :])
             self._store(mixer, kv, (cos[:states], sin[:states]), inputs.slot_mapping[:states], index, heads=0)
-        qkv = F.linear(x[states:], mixer.qkv)
+        qkv = dispatch.linear(x[states:], mixer.qkv)
         q = self._store(mixer, qkv, (cos[states:], sin[states:]), inputs.slot_mapping[states:], index)
         return dispatch.sigmoid_gate(self._attend(q, inputs.question_attention, index), qkv)
 
@@ -257,7 +257,7 @@ class Backbone:
         g = self.geometry
         HV = g.linear_value_heads
         widths = [g.conv_channels, HV * g.linear_value_dim, HV, HV]
-        mixed, z, b, a = torch.split(F.linear(x, mixer.inputs), widths, dim=-1)
+        mixed, z, b, a = torch.split(dispatch.linear(x, mixer.inputs), widths, dim=-1)
         q, k, v, decay, beta = dispatch.gdn_prepare(
             mixed,
             b,
@@ -281,9 +281,10 @@ class Backbone:
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         """Apply the gated MLP in steps of rows: its inner width is what bounds memory on long states."""
         if len(x) <= self._mlp_rows:
-            return F.linear(dispatch.silu_mul(F.linear(x, layer.gate_up)), layer.down)
+            return dispatch.linear(dispatch.silu_mul(dispatch.linear(x, layer.gate_up)), layer.down)
         out = torch.empty_like(x)
         for start in range(0, len(x), self._mlp_rows):
             rows = slice(start, start + self._mlp_rows)
-            torch.matmul(dispatch.silu_mul(F.linear(x[rows], layer.gate_up)), layer.down.T, out=out[rows])
+            inner = dispatch.silu_mul(dispatch.linear(x[rows], layer.gate_up))
+            dispatch.linear(inner, layer.down, out=out[rows])
         return out

@@ -3,38 +3,57 @@
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from d3serve.errors import InvalidCheckpoint
+from d3serve.kernels.matrix import quantize_rows
 from d3serve.model.compressed import Scheme, dequantize, read_scheme
 from d3serve.model.config import CODES, Geometry
-from d3serve.model.shards import READOUT, backbone_files, text_tensors
-from d3serve.model.weights import Allocator, Weights
+from d3serve.model.shards import READOUT, backbone_files, float8_names, text_tensors
+from d3serve.model.weights import Allocator, Weights, scale_name
+
+Quantization = Literal["fp8"]
 
 log = logging.getLogger(__name__)
 
 PARALLEL_SHARDS = 4  # enough to keep a fast disk and the copy to a GPU busy at once
 
 
-def load_weights(folder: Path, geometry: Geometry, device: torch.device, dtype: torch.dtype) -> Weights:
-    """Stream the package's tensors into fused parameters on `device`; matrices become `dtype`.
+def load_weights(
+    folder: Path,
+    geometry: Geometry,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: Quantization | None = None,
+) -> Weights:
+    """Stream the package's tensors into fused parameters on `device`; plain matrices become `dtype`.
 
-    Norms, A_log, dt_bias and the readout are FP32 whatever `dtype` is; quantized matrices are unpacked.
+    Norms, A_log, dt_bias and the readout are FP32 whatever `dtype` is. Published FP8 matrices stay FP8 where
+    the device multiplies them, INT4 ones are unpacked, and `quantization="fp8"` makes plain ones FP8.
 
     Raises:
-        InvalidCheckpoint: a tensor is missing, unknown, doubled, or of another shape than the geometry says.
+        InvalidCheckpoint: a tensor is missing, unknown, doubled, or of another shape than the geometry says;
+            or the device has too little memory.
     """
     started = time.monotonic()
-    allocator = Allocator(geometry, device, dtype)
+    scheme, files = read_scheme(folder), backbone_files(folder)
+    float8: set[str] = set()
+    if multiplies_float8(device):
+        float8 = {name for path in files for name in float8_names(path)}
+        if quantization == "fp8":
+            float8 |= quantizable(geometry)
+    if device.type == "cuda":
+        require_memory(geometry, dtype, float8, free_bytes=torch.cuda.mem_get_info(device)[0])
+    allocator = Allocator(geometry, device, dtype, float8)
     weights = allocator.weights(CODES)
-    loading = _Loading(allocator.targets, read_scheme(folder))
-    files = backbone_files(folder)
+    loading = _Loading(allocator.targets, scheme)
     with ThreadPoolExecutor(PARALLEL_SHARDS if device.type == "cuda" else 1) as pool:
         for _ in pool.map(lambda path: loading.read(path, device), files):
             pass
@@ -46,13 +65,28 @@ def load_weights(folder: Path, geometry: Geometry, device: torch.device, dtype: 
     return weights
 
 
-def require_memory(geometry: Geometry, dtype: torch.dtype, *, free_bytes: int) -> None:
+def multiplies_float8(device: torch.device) -> bool:
+    """Whether products with FP8 weights run on `device`: tensor cores since Ada, the reference on a CPU."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def quantizable(geometry: Geometry) -> set[str]:
+    """Name the matrices that the published FP8 packages quantize: all but the linear layers' inputs."""
+    allocator = Allocator(geometry, torch.device("meta"), torch.bfloat16)
+    allocator.weights(CODES)
+    suffixes = ("_proj.weight",)
+    return {name for name in allocator.targets if name.endswith(suffixes) and ".in_proj" not in name}
+
+
+def require_memory(
+    geometry: Geometry, dtype: torch.dtype, float8: Set[str] = frozenset(), *, free_bytes: int
+) -> None:
     """Refuse weights that the device cannot hold, before any is read.
 
     Raises:
         InvalidCheckpoint: the message holds both sizes.
     """
-    allocator = Allocator(geometry, torch.device("meta"), dtype)
+    allocator = Allocator(geometry, torch.device("meta"), dtype, float8)
     needed = allocator.weights(CODES).readout.nbytes + sum(each.nbytes for each in allocator.targets.values())
     if needed > free_bytes:
         raise InvalidCheckpoint(
@@ -76,11 +110,18 @@ class _Loading:
             if (module := self._module(name, tensor)) is not None:
                 if parts := self._collect(module, name.removeprefix(module), tensor):
                     self._unpack(module, parts, path)
-            elif (target := self._missing.pop(name, None)) is not None:
-                _fill(target, tensor, path, stored)
+            elif name in self._missing:
+                self._put(name, tensor, path, stored)
             else:
                 doubled = name in self._targets
                 raise _refused(path, stored, "is there twice" if doubled else "is not part of this geometry")
+
+    def _put(self, name: str, tensor: Tensor, path: Path, stored: str) -> None:
+        target = self._missing.pop(name)
+        if target.dtype == torch.float8_e4m3fn and tensor.element_size() > 1 and tensor.ndim == 2:
+            tensor, scale = quantize_rows(tensor)
+            _fill(self._missing.pop(scale_name(name)), scale, path, stored)
+        _fill(target, tensor, path, stored)
 
     def finish(self, folder: Path) -> None:
         """Refuse what is still missing."""
@@ -92,8 +133,9 @@ class _Loading:
             )
 
     def _module(self, name: str, tensor: Tensor) -> str | None:
-        """The prefix of the quantized module that `tensor` is a part of, if it is one."""
-        if name.endswith(".weight") and tensor.element_size() > 1:
+        """The prefix of the quantized module that `tensor` is a part of, if it has to be unpacked."""
+        kept = self._targets.get(name, tensor).dtype == torch.float8_e4m3fn or name.endswith("_scale")
+        if name in self._targets and (kept or tensor.element_size() > 1):
             return None
         for part in self._scheme.parts:
             module = name.removesuffix(f".{part}") + "."
@@ -114,7 +156,7 @@ class _Loading:
             weight = dequantize(parts, self._scheme)
         except ValueError as error:
             raise _refused(path, name, f"is packed inconsistently: {error}") from None
-        _fill(self._missing.pop(name), weight, path, name)
+        self._put(name, weight, path, name)
 
 
 def _load_readout(path: Path, target: Tensor) -> None:
@@ -133,7 +175,7 @@ def _listed(names: Iterable[str]) -> str:
 def _fill(target: Tensor, tensor: Tensor, path: Path, name: str) -> None:
     if target.shape != tensor.shape:
         raise _refused(path, name, f"has shape {list(tensor.shape)}; config.json says {list(target.shape)}")
-    if not tensor.is_floating_point() or tensor.element_size() < 2:
+    if not tensor.is_floating_point() or (tensor.element_size() < 2 and tensor.dtype != target.dtype):
         raise _refused(path, name, f"is {tensor.dtype}; expected a floating-point type of 16 or 32 bits")
     target.copy_(tensor)
 

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from d3serve.errors import DeviceError, InvalidRequest, InvalidSettings, MaxTokensExceeded, OutOfDeviceMemory
 from d3serve.model.backbone import Backbone, PassInputs, Pools, row_bytes, slot_bytes
 from d3serve.model.buckets import ROW_SIZES, Bucket
-from d3serve.model.checkpoint import load_weights, require_memory
+from d3serve.model.checkpoint import Quantization, load_weights
 from d3serve.model.config import DecisionConfig, Geometry, load_decision_config, load_geometry
 from d3serve.model.graphs import GraphCache
 from d3serve.model.hub import Package, locate
@@ -79,6 +79,7 @@ class DecisionEngine:
         state_cache_bytes: int | None = None,
         special_tokens_in_text: SpecialTokens = "plain",
         load_format: Literal["safetensors", "random"] = "safetensors",
+        quantization: Quantization | None = None,
         trust_remote_code: bool = False,
     ) -> Self:
         """Load a package from a folder or the Hub and allocate the state cache.
@@ -91,6 +92,7 @@ class DecisionEngine:
             state_cache_bytes: memory of the pools; None takes a share of what the weights leave.
             special_tokens_in_text: how control tokens inside user text are read.
             load_format: `random` draws the weights instead of reading them.
+            quantization: `fp8` quantizes plain matrices while loading, as the published FP8 packages do.
             trust_remote_code: let the package's own `d3_format.py` render layouts that we do not know.
 
         Raises:
@@ -105,12 +107,10 @@ class DecisionEngine:
         config = load_decision_config(folder, any_layout=trust_remote_code)
         geometry = load_geometry(folder)
         tokenizer = load_prompts(folder, config, special_tokens_in_text)
-        if where.type == "cuda":
-            require_memory(geometry, kind, free_bytes=torch.cuda.mem_get_info(where)[0])
         if load_format == "random":
             weights, _ = random_weights(geometry, where, kind)
         else:
-            weights = load_weights(folder, geometry, where, kind)
+            weights = load_weights(folder, geometry, where, kind, quantization)
         budget = _cache_bytes(where) if state_cache_bytes is None else state_cache_bytes
         cache = _size_cache(geometry, kind, budget, shares_state=config.shares_state)
         pools = Pools.allocate(geometry, rows=cache.rows, slots=cache.slots, device=where, dtype=kind)

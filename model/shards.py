@@ -71,6 +71,15 @@ def text_tensors(path: Path, device: torch.device) -> Iterator[tuple[str, str, T
                 yield stored, name, file.get_tensor(stored)
 
 
+def float8_names(path: Path) -> Iterator[str]:
+    """Yield the backbone's names of the tensors of one file that are eight-bit floats."""
+    with _opened(path, torch.device("cpu")) as file:
+        for stored in file.keys():  # noqa: SIM118
+            name = text_name(stored)
+            if name is not None and file.get_slice(stored).get_dtype() == "F8_E4M3":
+                yield name
+
+
 def tensor_sizes(path: Path) -> Iterator[tuple[str, int]]:
     """Yield each tensor's name in the file and its number of elements, from the header alone."""
     with _opened(path, torch.device("cpu")) as file:

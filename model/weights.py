@@ -1,10 +1,12 @@
 """The backbone's parameters, laid out for the pass: projections that read the same rows are one matrix."""
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from d3serve.kernels.matrix import Float8Matrix, Matrix
 from d3serve.model.config import Geometry
 
 
@@ -12,8 +14,8 @@ from d3serve.model.config import Geometry
 class FullAttention:
     """A full-attention layer. `qkv` rows: per query head q | gate, then key heads, then value heads."""
 
-    qkv: Tensor  # [(2H + 2HK)·D, hidden]
-    out: Tensor  # [hidden, H·D]
+    qkv: Matrix  # [(2H + 2HK)·D, hidden]
+    out: Matrix  # [hidden, H·D]
     q_norm: Tensor  # [D] FP32
     k_norm: Tensor  # [D] FP32
 
@@ -27,7 +29,7 @@ class LinearAttention:
     A_log: Tensor  # [HV] FP32
     dt_bias: Tensor  # [HV] FP32
     norm: Tensor  # [V] FP32
-    out: Tensor  # [hidden, HV·V]
+    out: Matrix  # [hidden, HV·V]
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class Layer:
     mixer: FullAttention | LinearAttention
     input_norm: Tensor  # [hidden] FP32
     post_norm: Tensor  # [hidden] FP32
-    gate_up: Tensor  # [2·ffn, hidden]
-    down: Tensor  # [hidden, ffn]
+    gate_up: Matrix  # [2·ffn, hidden]
+    down: Matrix  # [hidden, ffn]
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,23 @@ class Weights:
     readout: Tensor  # [codes, hidden] FP32
 
 
+def scale_name(weight_name: str) -> str:
+    """Name the tensor that holds the scales of an FP8 weight."""
+    return f"{weight_name}_scale"
+
+
 class Allocator:
     """Allocates parameters and remembers, for each tensor name of a package, the view that it fills."""
 
-    def __init__(self, geometry: Geometry, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        device: torch.device,
+        dtype: torch.dtype,
+        float8: Set[str] = frozenset(),
+    ) -> None:
+        """Allocate on `device` in `dtype`, but matrices whose every part `float8` names as FP8 with scales."""
+        self.float8 = float8
         self.geometry = geometry
         self.device = device
         self.dtype = dtype
@@ -64,7 +79,7 @@ class Allocator:
         """Allocate everything; `targets` then lists every tensor that a package must hold."""
         g = self.geometry
         return Weights(
-            embedding=self._matrix("embed_tokens.weight", g.vocab_size, g.hidden),
+            embedding=self._plain([("embed_tokens.weight", g.vocab_size)], g.hidden),
             layers=tuple(self._layer(index) for index in range(len(g.layer_types))),
             norm=self._vector("norm.weight", g.hidden),
             readout=torch.empty(codes, g.hidden, dtype=torch.float32, device=self.device),
@@ -104,7 +119,7 @@ class Allocator:
         conv = torch.empty(g.conv_channels, g.conv_width, dtype=self.dtype, device=self.device)
         self.targets[prefix + "conv1d.weight"] = conv[:, None]  # stored as a grouped convolution: [C, 1, W]
         return LinearAttention(
-            inputs=self._fused([(f"{prefix}in_proj_{name}.weight", rows) for name, rows in parts], g.hidden),
+            inputs=self._plain([(f"{prefix}in_proj_{name}.weight", rows) for name, rows in parts], g.hidden),
             conv=conv,
             A_log=self._vector(prefix + "A_log", g.linear_value_heads),
             dt_bias=self._vector(prefix + "dt_bias", g.linear_value_heads),
@@ -112,13 +127,26 @@ class Allocator:
             out=self._matrix(prefix + "out_proj.weight", g.hidden, values),
         )
 
-    def _fused(self, parts: list[tuple[str, int]], columns: int) -> Tensor:
+    def _fused(self, parts: list[tuple[str, int]], columns: int) -> Matrix:
+        if not all(name in self.float8 for name, _ in parts):
+            return self._plain(parts, columns)
+        rows = [rows for _, rows in parts]
+        fused = Float8Matrix(
+            torch.empty(sum(rows), columns, dtype=torch.float8_e4m3fn, device=self.device),
+            torch.empty(sum(rows), 1, dtype=torch.float32, device=self.device),
+        )
+        views = zip(torch.split(fused.values, rows), torch.split(fused.scale, rows), strict=True)
+        for (name, _), (values, scale) in zip(parts, views, strict=True):
+            self.targets |= {name: values, scale_name(name): scale}
+        return fused
+
+    def _plain(self, parts: list[tuple[str, int]], columns: int) -> Tensor:
         fused = torch.empty(sum(rows for _, rows in parts), columns, dtype=self.dtype, device=self.device)
         views = torch.split(fused, [rows for _, rows in parts])
         self.targets.update(zip((name for name, _ in parts), views, strict=True))
         return fused
 
-    def _matrix(self, name: str, rows: int, columns: int) -> Tensor:
+    def _matrix(self, name: str, rows: int, columns: int) -> Matrix:
         return self._fused([(name, rows)], columns)
 
     def _vector(self, name: str, size: int) -> Tensor:

@@ -7,14 +7,18 @@ import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 from safetensors.torch import load_file, save_file
 
 from d3serve.errors import InvalidCheckpoint
+from d3serve.kernels.matrix import Float8Matrix, quantize_rows
+from d3serve.kernels.reference import float8_linear
 from d3serve.model.checkpoint import load_weights
 from d3serve.model.compressed import Scheme, dequantize, read_scheme
 from d3serve.model.config import load_geometry
 from d3serve.model.engine import DecisionEngine
-from d3serve.schemas import NoulQuestion
+from d3serve.model.weights import FullAttention
 
 FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
@@ -92,13 +96,107 @@ def write_quantized(case, tiny_checkpoint, tmp_path):
     return packed, plain
 
 
-def test_a_quantized_package_answers_as_its_unpacked_weights(quantized):
-    question = {"q": NoulQuestion(type="noul", instructions="Urgent?")}
+def dense(matrix):
+    return matrix.values.float() * matrix.scale if isinstance(matrix, Float8Matrix) else matrix.float()
+
+
+def test_a_quantized_package_holds_its_unpacked_weights(quantized):
+    cpu = torch.device("cpu")
+    ours, plain = (load_weights(each, load_geometry(each), cpu, torch.bfloat16) for each in quantized)
+    for a, b in zip(ours.layers, plain.layers, strict=True):
+        for part in ("gate_up", "down"):
+            assert torch.equal(dense(getattr(a, part)).bfloat16(), getattr(b, part))
+        assert torch.equal(dense(a.mixer.out).bfloat16(), b.mixer.out)
+        if isinstance(
+            a.mixer, FullAttention
+        ):  # one of its three parts is quantized: unpacked beside the others
+            assert torch.equal(a.mixer.qkv, b.mixer.qkv)
+
+
+def test_published_float8_weights_stay_float8(tiny_checkpoint, tmp_path):
+    packed, _ = write_quantized("float8", tiny_checkpoint, tmp_path)
+    weights = load_weights(packed, load_geometry(packed), torch.device("cpu"), torch.bfloat16)
+    stored = load_file(packed / "model.safetensors")["language_model.layers.0.mlp.down_proj.weight"]
+    kept = weights.layers[0].down
+    assert isinstance(kept, Float8Matrix)
+    assert torch.equal(kept.values.view(torch.uint8), stored.view(torch.uint8))
+
+
+@pytest.mark.parametrize("case", ["int4 symmetric", "int4 asymmetric"])
+def test_an_int4_package_answers_as_its_unpacked_weights(case, tiny_checkpoint, tmp_path, questions):
     answers = []
-    for package in quantized:
+    for package in write_quantized(case, tiny_checkpoint, tmp_path):
         engine = DecisionEngine.load(str(package), device="cpu", dtype="bfloat16")
-        answers.append(engine.decide([engine.prepare("a state", question)])[0].answers)
+        answers.append(engine.decide([engine.prepare("a state", questions)])[0].answers)
     assert answers[0] == answers[1]
+
+
+def test_a_float8_package_answers_as_transformers_with_float8_products(
+    checkpoint_tool, tmp_path, questions, oracle_of, compare
+):
+    """Every quantized Linear of the oracle gets its input rounded to FP8 row by row, as the packages ask.
+
+    Two layers: in six, noise of 2e-7 in the embeddings already flips roundings that move an answer by 0.1.
+    """
+    two = checkpoint_tool.write_checkpoint(
+        tmp_path / "two", checkpoint_tool.Variant(layers=("linear", "full"))
+    )
+    packed, plain = write_quantized("float8", two, tmp_path)
+    oracle = oracle_of(plain)
+
+    def rounded(_module, inputs):
+        x = inputs[0]
+        scale = x.abs().amax(dim=-1, keepdim=True) / 448
+        return ((x / scale).to(torch.float8_e4m3fn).float() * scale,)
+
+    stored = load_file(packed / "model.safetensors")
+    for name, module in oracle.model.named_modules():
+        if f"{name}.weight_scale" in stored:
+            module.weight.data = stored[f"{name}.weight"].float() * stored[f"{name}.weight_scale"].float()
+            if not name.endswith("q_proj"):  # unpacked beside plain k and v, so its inputs are not rounded
+                module.register_forward_pre_hook(rounded)
+    engine = DecisionEngine.load(str(packed), device="cpu", dtype="float32")
+    for state in ("", "the customer was charged twice " * 5):
+        (decided,) = engine.decide([engine.prepare(state, questions)])
+        for name, question in questions.items():
+            assert compare(decided.answers[name], oracle.probabilities(state, question)) < 1e-4
+    unrounded = oracle_of(plain).probabilities("", questions["urgent"])
+    (decided,) = engine.decide([engine.prepare("", questions)])
+    assert compare(decided.answers["urgent"], unrounded) > 1e-2, "and the rounding is seen"
+
+
+def test_plain_weights_are_quantized_on_request_as_the_published_packages_are(tiny_checkpoint):
+    cpu, geometry = torch.device("cpu"), load_geometry(tiny_checkpoint)
+    plain = load_weights(tiny_checkpoint, geometry, cpu, torch.bfloat16)
+    quantized = load_weights(tiny_checkpoint, geometry, cpu, torch.bfloat16, "fp8")
+    assert torch.equal(plain.embedding, quantized.embedding)
+    for a, b in zip(plain.layers, quantized.layers, strict=True):
+        values, scale = quantize_rows(a.gate_up)
+        assert torch.equal(b.gate_up.values.view(torch.uint8), values.view(torch.uint8))
+        assert torch.equal(b.gate_up.scale, scale)
+        assert isinstance(b.mixer.out, Float8Matrix)
+        if isinstance(a.mixer, FullAttention):
+            assert torch.equal(
+                b.mixer.qkv.values.view(torch.uint8), quantize_rows(a.mixer.qkv)[0].view(torch.uint8)
+            )
+        else:
+            assert torch.equal(a.mixer.inputs, b.mixer.inputs), "inputs of linear layers stay plain"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_float8_products_err_no_more_than_the_librarys_own_run(seed):
+    """Against the unpacked weights in FP32: ours in FP32 sums, theirs unpacked to BF16 and run in BF16."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(64, 512, generator=generator).bfloat16()
+    parts = compress(drawn(256, 512), "float8")
+    compressor, scheme, ours = library("float8")
+    exact = x.float() @ dequantize(parts, ours).T
+    scale, zero = compute_dynamic_scales_and_zp(x, scheme.input_activations, torch.nn.Module())
+    theirs_x = fake_quantize(x, scale, zero, scheme.input_activations)
+    theirs = torch.nn.functional.linear(theirs_x, compressor.decompress(parts, scheme)["weight"])
+    product = float8_linear(x, Float8Matrix(parts["weight"], parts["weight_scale"].float()))
+    errors = [(each.float() - exact).square().mean().sqrt() for each in (product, theirs)]
+    assert errors[0] <= 1.01 * errors[1]
 
 
 def test_parts_of_one_module_may_lie_in_different_files(quantized):
@@ -113,7 +211,8 @@ def test_parts_of_one_module_may_lie_in_different_files(quantized):
     (packed / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     cpu = torch.device("cpu")
     ours, theirs = (load_weights(each, load_geometry(each), cpu, torch.bfloat16) for each in (packed, plain))
-    assert all(torch.equal(a.gate_up, b.gate_up) for a, b in zip(ours.layers, theirs.layers, strict=True))
+    for a, b in zip(ours.layers, theirs.layers, strict=True):
+        assert torch.equal(dense(a.gate_up).bfloat16(), b.gate_up)
 
 
 def refusal(package) -> str:
@@ -127,7 +226,9 @@ def test_a_missing_part_is_a_missing_tensor(quantized):
     tensors = load_file(packed / "model.safetensors")
     del tensors["language_model.layers.0.mlp.up_proj.weight_scale"]
     save_file(tensors, packed / "model.safetensors")
-    assert "layers.0.mlp.up_proj.weight is missing, or a part of it" in refusal(packed)
+    message = refusal(packed)
+    assert "layers.0.mlp.up_proj.weight" in message
+    assert "is missing, or a part of it" in message
 
 
 def test_scales_of_another_shape_are_refused(quantized):
@@ -135,7 +236,9 @@ def test_scales_of_another_shape_are_refused(quantized):
     tensors = load_file(packed / "model.safetensors")
     tensors["language_model.layers.0.mlp.up_proj.weight_scale"] = torch.ones(3, 1)
     save_file(tensors, packed / "model.safetensors")
-    assert "layers.0.mlp.up_proj.weight is packed inconsistently" in refusal(packed)
+    message = refusal(packed)
+    assert "layers.0.mlp.up_proj.weight" in message
+    assert "is packed inconsistently" in message or "has shape [3, 1]" in message
 
 
 def test_quantized_tensors_without_a_declaration_are_refused(quantized):

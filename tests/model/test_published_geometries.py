@@ -8,7 +8,7 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5VisionConfi
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 
 from d3serve.errors import InvalidCheckpoint
-from d3serve.model.checkpoint import require_memory
+from d3serve.model.checkpoint import quantizable, require_memory
 from d3serve.model.config import CODES, Geometry
 from d3serve.model.weights import Allocator
 
@@ -89,3 +89,11 @@ def test_weights_that_do_not_fit_are_refused_before_any_is_read():
     with pytest.raises(InvalidCheckpoint, match=r"need 51\.3 GB of device memory .* 40\.0 GB are free"):
         require_memory(geometry, torch.bfloat16, free_bytes=40_000_000_000)
     require_memory(geometry, torch.bfloat16, free_bytes=52_000_000_000)
+
+
+def test_a_quantized_27b_has_the_published_modules_and_size():
+    """304 modules: 192 of the MLPs, 64 of attention, 48 output projections of linear layers; under 33 GB."""
+    geometry = geometry_of(SIZES["d3, d3-turbo, d3-ultra"])
+    names = quantizable(geometry)
+    assert len(names) == 304
+    require_memory(geometry, torch.bfloat16, names, free_bytes=33_000_000_000)

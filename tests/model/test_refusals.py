@@ -85,6 +85,8 @@ GEOMETRY = [
     ("attn_output_gate", False, "attn_output_gate is false"),
     ("num_attention_heads", 5, "multiple of num_key_value_heads"),
     ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4}, 'rope_type is "yarn"'),
+    ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
+    ("rope_parameters", {"rope_theta": 0, "partial_rotary_factor": 0.25}, "rope_theta is 0"),
     ("model_type", "qwen3", 'model_type is "qwen3"'),
 ]
 
@@ -179,6 +181,19 @@ def test_tensors(reason, package):
 def test_a_readout_that_is_not_float32(package):
     reweigh(package, lambda t: t.update(weight=t["weight"].bfloat16()), "readout.safetensors")
     assert "torch.bfloat16" in refusal(package).message
+
+
+@pytest.mark.parametrize(
+    "change", [lambda t: t.update(bias=t["weight"].clone()), lambda t: t.update(w=t.pop("weight"))]
+)
+def test_a_readout_that_is_not_one_tensor(change, package):
+    reweigh(package, change, "readout.safetensors")
+    assert "expected one tensor named weight" in refusal(package).message
+
+
+def test_a_readout_of_another_size(package):
+    reweigh(package, lambda t: t.update(weight=t["weight"][:254].clone()), "readout.safetensors")
+    assert "has shape [254, 128]" in refusal(package).message
 
 
 def test_an_index_that_points_outside(package):

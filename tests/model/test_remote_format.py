@@ -114,8 +114,9 @@ def test_a_layout_that_we_know_never_runs_the_packages_code(package):
 
 def test_the_public_layout_through_foreign_code_gives_our_tokens_and_answers(package, engine):
     remote = load(package(PUBLIC))
-    for state in STATES:
-        ours, theirs = (each.prepare(state, QUESTIONS) for each in (engine, remote))
+    one = {"noul": QUESTIONS["noul"]}
+    for state, asked in [*((state, QUESTIONS) for state in STATES), ("x", one)]:
+        ours, theirs = (each.prepare(state, asked) for each in (engine, remote))
         assert ours.state.tolist() == theirs.state.tolist()
         assert [b.tolist() for b in ours.blocks] == [b.tolist() for b in theirs.blocks]
         assert engine.decide([ours])[0].answers == remote.decide([theirs])[0].answers

@@ -1,0 +1,37 @@
+"""Float8Matrix: a weight of eight-bit floats with a scale for each row, and how rows are quantized."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+LARGEST = 448.0  # of E4M3
+SMALLEST_SCALE = 1e-12  # an all-zero row stays zero
+
+
+@dataclass(frozen=True)
+class Float8Matrix:
+    """weight[i, j] = values[i, j] · scale[i], as published FP8 packages store their projections."""
+
+    values: Tensor  # [rows, columns] float8_e4m3fn, contiguous
+    scale: Tensor  # [rows, 1] FP32
+
+    def __getitem__(self, rows: slice) -> Self:
+        """The same matrix with some of its rows."""
+        return type(self)(self.values[rows], self.scale[rows])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.values.nbytes + self.scale.nbytes
+
+
+Matrix = Tensor | Float8Matrix
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize each row by its largest magnitude: (values float8_e4m3fn, scale [rows, 1] FP32)."""
+    x = x.float()
+    scale = (x.abs().amax(dim=1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
+    return (x / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
