@@ -1,0 +1,73 @@
+"""What a device can hold, decided before a pass starts: memory of the pools, and rows of the longest pass.
+
+Activations are counted from the geometry. At the widest point of a linear layer a row holds the residual, the
+normed input, the fused projection, the convolved q, k and v, and the rule's output; a full-attention layer
+stays below that. An H200 at 27B geometry measured 88.8 KB a row (117,200 rows) where this counts 87.4.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from d3serve.model.backbone import row_bytes, slot_bytes
+from d3serve.model.config import Geometry
+
+MARGIN_BYTES = 2 * 2**30  # CUDA graphs, library workspaces, what the allocator cannot join
+RULE_BYTES = 2**29  # chunk intermediates of the delta rule, whatever the length
+LONGEST_PASS = 131_072  # rows; no prompt may be longer, and a longer turn gains nothing
+LEAST_SLOTS = 2
+MAX_SLOTS = 512
+SLOT_SHARE = 0.5  # of the pools' memory; a slot costs the same for any state
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Sizes of the pools and of the longest pass, in rows; `slots` counts states."""
+
+    rows: int
+    slots: int
+    pass_rows: int
+
+
+def activation_bytes(g: Geometry, rows: int, dtype: torch.dtype, *, mlp_rows: int) -> int:
+    """Memory of a pass of `rows` beside weights and pools, at its widest point."""
+    values = g.linear_value_heads * g.linear_value_dim
+    projected = g.conv_channels + values + 2 * g.linear_value_heads
+    linear = 2 * g.hidden + projected + g.conv_channels + values
+    gates = 2 * g.linear_value_heads + 2 * g.rotary_dim  # FP32
+    mixing = rows * (linear * dtype.itemsize + gates * torch.float32.itemsize)
+    mlp = (3 * g.hidden * rows + 3 * g.ffn * min(rows, mlp_rows)) * dtype.itemsize
+    return max(mixing, mlp) + RULE_BYTES
+
+
+def plan_memory(
+    g: Geometry, dtype: torch.dtype, free_bytes: int, *, mlp_rows: int, shares_state: bool
+) -> MemoryPlan:
+    """Divide what the weights leave: first the longest pass with its own K/V rows, then states to keep.
+
+    Where not even the shortest pass fits, the plan has `pass_rows` 0.
+    """
+    available = free_bytes - MARGIN_BYTES
+    slots = LEAST_SLOTS if shares_state else 1
+    least = slots * slot_bytes(g, dtype) + RULE_BYTES
+    a_row = row_bytes(g, dtype)
+    widest = activation_bytes(g, LONGEST_PASS, dtype, mlp_rows=mlp_rows) - RULE_BYTES
+    pass_rows = min(LONGEST_PASS, (available - least) // (a_row + -(-widest // LONGEST_PASS)))
+    if pass_rows < 1:
+        return MemoryPlan(rows=0, slots=0, pass_rows=0)
+    pools = available - activation_bytes(g, pass_rows, dtype, mlp_rows=mlp_rows)
+    return divide_pools(g, dtype, pools, pass_rows=pass_rows, shares_state=shares_state)
+
+
+def divide_pools(
+    g: Geometry, dtype: torch.dtype, pool_bytes: int, *, pass_rows: int, shares_state: bool
+) -> MemoryPlan:
+    """Rows for the longest pass first, then up to half of the memory for slots, then rows for more states."""
+    a_row, a_slot = row_bytes(g, dtype), slot_bytes(g, dtype)
+    slots = 1
+    if shares_state and a_slot:
+        beside_a_pass = (pool_bytes - pass_rows * a_row) // a_slot
+        least = LEAST_SLOTS if pool_bytes >= LEAST_SLOTS * a_slot else 1
+        slots = max(least, min(MAX_SLOTS, int(pool_bytes * SLOT_SHARE) // a_slot, beside_a_pass))
+    rows = (pool_bytes - slots * a_slot) // max(1, a_row)
+    return MemoryPlan(rows=max(0, rows), slots=slots, pass_rows=min(pass_rows, max(0, rows)))

@@ -1,0 +1,62 @@
+"""The memory plan: what it counts against what was measured, and that its parts add up on any device."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from d3serve.model.backbone import row_bytes, slot_bytes
+from d3serve.model.config import Geometry
+from d3serve.model.memory import LONGEST_PASS, MARGIN_BYTES, activation_bytes, divide_pools, plan_memory
+
+BF16 = torch.bfloat16
+MLP_ROWS = 16_384
+TURBO = Geometry(
+    vocab_size=248_320, hidden=5120, ffn=17_408,
+    layer_types=(("linear_attention",) * 3 + ("full_attention",)) * 16,
+    heads=24, kv_heads=4, head_dim=256, rotary_dim=64, rope_theta=10_000_000.0,
+    linear_key_heads=16, linear_value_heads=48, linear_key_dim=128, linear_value_dim=128,
+    conv_width=4, eps=1e-6, max_positions=262_144,
+)  # fmt: skip
+
+
+def plan(free_gb: float, *, shares_state: bool = True):
+    return plan_memory(TURBO, BF16, int(free_gb * 1e9), mlp_rows=MLP_ROWS, shares_state=shares_state)
+
+
+@pytest.mark.parametrize(
+    ("rows", "slots", "peak_gb"), [(117_200 + 64, 2, 70.01), (65_736 + 64, 2, 62.15)], ids=["117K", "64K"]
+)
+def test_counts_what_an_h200_measured(rows: int, slots: int, peak_gb: float) -> None:
+    """docs/records/2026-11-29-engine.md: peak of the whole pass; 51.25 GB of weights and the readout."""
+    pools = rows * row_bytes(TURBO, BF16) + slots * slot_bytes(TURBO, BF16)
+    counted = 51.25e9 + pools + activation_bytes(TURBO, rows - 64, BF16, mlp_rows=MLP_ROWS)
+    assert counted / 1e9 == pytest.approx(peak_gb, rel=0.02)
+
+
+@given(free_gb=st.floats(0, 150), shares_state=st.booleans())
+def test_the_longest_pass_always_fits_beside_the_pools(free_gb: float, shares_state: bool) -> None:
+    found = plan(free_gb, shares_state=shares_state)
+    assert found.pass_rows <= found.rows
+    if not found.pass_rows:
+        return
+    pools = found.rows * row_bytes(TURBO, BF16) + found.slots * slot_bytes(TURBO, BF16)
+    pass_bytes = activation_bytes(TURBO, found.pass_rows, BF16, mlp_rows=MLP_ROWS)
+    assert pools + pass_bytes + MARGIN_BYTES <= free_gb * 1e9
+    assert found.slots >= (2 if shares_state else 1)
+
+
+def test_an_80_gb_card_holds_the_longest_prompt_of_the_27b() -> None:
+    """85.0 GB of a card less 51.3 of weights; an 80 GiB card has that much."""
+    assert plan(85.0 - 51.3 - 1.0).pass_rows >= 117_200
+    assert plan(140.0 - 51.3).pass_rows == LONGEST_PASS
+
+
+def test_too_little_memory_is_a_plan_without_rows() -> None:
+    assert plan(1.0).pass_rows == 0
+
+
+def test_a_pool_given_by_the_operator_is_divided_with_room_for_a_pass() -> None:
+    found = divide_pools(TURBO, BF16, int(10e9), pass_rows=100_000, shares_state=True)
+    assert found.rows >= 100_000
+    assert found.slots >= 2
