@@ -73,6 +73,10 @@ class Settings(BaseSettings):
         default="plain",
         description="Control tokens inside user text: encoded as plain text, or as the reference runtime does.",
     )
+    quantization: Literal["fp8"] | None = Field(
+        default=None,
+        description="fp8: quantize plain weights while loading, as published FP8 packages are; those need no flag.",
+    )
     trust_remote_code: bool = Field(
         default=False,
         description="Let a package's own d3_format.py render prompt layouts that d3serve does not know.",

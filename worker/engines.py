@@ -90,6 +90,7 @@ def load_engine(settings: Settings) -> Engine:
         state_cache_bytes=settings.state_cache_bytes,
         special_tokens_in_text=settings.special_tokens_in_text,
         load_format=settings.load_format,
+        quantization=settings.quantization,
         trust_remote_code=settings.trust_remote_code,
     )
     engine.warm_up()
