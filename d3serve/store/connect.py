@@ -107,10 +107,15 @@ def open_async(settings: Settings) -> AsyncClient:
     return redis.asyncio.Redis.from_pool(pool)
 
 
+def tries_in(patience_s: float) -> int:
+    """How many retries fill this time: five take the first second, then one a second."""
+    return 5 + round(patience_s) if patience_s else 0
+
+
 def open_sync(settings: Settings, *, patience_s: float = 20) -> Client:
     """A client for workers: outlasts a restart of Redis, so that a finished turn is not thrown away."""
     url = require_url(settings)
-    retry = Retry(ExponentialBackoff(cap=1, base=0.05), round(patience_s) + 5)
+    retry = Retry(ExponentialBackoff(cap=1, base=0.05), tries_in(patience_s))
     options = {**COMMON, "socket_timeout": 5, "retry": retry, "retry_on_error": list(LOST)}
     if sentinel := SentinelURL.parse(url):
         watch: Any = redis.sentinel.Sentinel
