@@ -19,6 +19,7 @@ from d3serve.schemas import JobError
 MAX_PROBLEMS: Final = 10
 MAX_TEXT_CHARS: Final = 400
 MAX_BODY_BYTES: Final = 16 * 2**10
+EXTENSIONS: Final = ("job_id", "expired_at")  # details that a client may act on
 DEFAULT_RETRY_AFTER_S: Final = 1.0
 MAX_RETRY_AFTER_S: Final = 60.0  # the Python SDK sleeps as long as it is told, an hour if so
 
@@ -67,6 +68,7 @@ class Problem(BaseModel):
     errors: list[ProblemItem] = []
     error: ProblemError
     job_id: str | None = None
+    expired_at: float | None = None
 
 
 def problem_response(
@@ -81,7 +83,7 @@ def problem_response(
         request_id=request_id,
         field=error.field,
         errors=error.details.get("errors", ()),
-        job_id=error.details.get("job_id"),
+        extra={name: error.details[name] for name in EXTENSIONS if name in error.details},
         headers={**_headers(error), **(headers or {})},
     )
 
@@ -95,7 +97,7 @@ def problem(
     request_id: str,
     field: str | None = None,
     errors: Sequence[Mapping[str, str]] = (),
-    job_id: str | None = None,
+    extra: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """The one error body, at most 16 KB of it."""
@@ -117,8 +119,7 @@ def problem(
             "field": field,
         },
     }
-    if job_id is not None:
-        body["job_id"] = job_id
+    body |= extra or {}
     content = json.dumps(body, ensure_ascii=False).encode()
     if len(content) > MAX_BODY_BYTES:  # text of four bytes a character: say the first thing only
         content = json.dumps({**body, "errors": []}, ensure_ascii=False).encode()
