@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from d3serve import api_keys, supervisor
 from d3serve import ask as asking
@@ -168,6 +169,51 @@ def submit(
 
     failed = submit_file(requests, out, url=url, api_key=api_key, at_once=at_once, console=console)
     raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def models() -> None:
+    """List the published checkpoints: what each needs, and why one cannot be served."""
+    from d3serve.model.registry import PUBLISHED
+
+    table = Table("checkpoint", "revision", "weights", "attention", "GPU memory", "", box=None)
+    for each in PUBLISHED:
+        row = (each.repository, each.revision or "newest", each.weights, each.attention_mode)
+        table.add_row(
+            *row, f"{each.memory_gib} GiB", each.refusal or "", style="dim" if each.refusal else None
+        )
+    Console().print(table)
+
+
+@app.command()
+def pull(
+    model: Annotated[str, typer.Argument(help="Hub id of the checkpoint.")],
+    revision: Revision = None,
+    with_code: Annotated[
+        bool, typer.Option(help="Fetch the code that renders its prompts too; nothing of it is run.")
+    ] = False,
+) -> None:
+    """Download a checkpoint, or go on where a download broke off; print its folder."""
+    from d3serve.model.hub import locate
+
+    typer.echo(locate(model, revision, with_code=with_code).folder)
+
+
+@app.command()
+def check(package: Annotated[Path, typer.Argument(help="Folder of a checkpoint.")]) -> None:
+    """Check a checkpoint's files against its manifest and say what it is; exit with 1 if anything differs."""
+    from d3serve.model.manifest import check_package
+
+    report, out = check_package(package), Console(highlight=False, soft_wrap=True)
+    out.print(f"attention mode    {report.attention_mode}, prompt layout {report.prompt_layout or 'd3'}")
+    out.print(f"layers            {report.layers}, hidden size {report.hidden}, weights {report.weights}")
+    out.print(f"validated length  {report.validated_length or 'not declared'}")
+    out.print("parameters        " + ", ".join(f"{part} {n:,}" for part, n in report.parameters.items()))
+    for problem in report.problems:
+        out.print(f"[red]differs[/red]           {escape(problem)}")
+    if not report.problems:
+        out.print(f"manifest          all {report.files_checked} files agree")
+    raise typer.Exit(1 if report.problems else 0)
 
 
 @app.command()

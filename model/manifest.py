@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from d3serve.errors import InvalidCheckpoint
+from d3serve.model.compressed import read_scheme
 from d3serve.model.config import load_decision_config, load_geometry, read_json
 from d3serve.model.shards import DRAFT_HEAD, READOUT, VISION, backbone_files, tensor_sizes
 
@@ -21,6 +22,7 @@ class PackageReport:
 
     attention_mode: str
     prompt_layout: str | None
+    weights: str
     layers: str
     hidden: int
     validated_length: int | None
@@ -36,7 +38,7 @@ def check_package(folder: Path) -> PackageReport:
         InvalidCheckpoint: the package cannot be described at all: its configuration is refused, or a
             weights file is missing or damaged. What merely differs from the manifest is in `problems`.
     """
-    config, geometry = load_decision_config(folder), load_geometry(folder)
+    config, geometry = load_decision_config(folder, any_layout=True), load_geometry(folder)
     parameters = _count_parameters(folder)
     manifest = read_json(folder / MANIFEST)
     full, linear = geometry.full_layers, geometry.linear_layers
@@ -44,6 +46,7 @@ def check_package(folder: Path) -> PackageReport:
     return PackageReport(
         attention_mode=config.attention_mode,
         prompt_layout=config.prompt_layout,
+        weights=read_scheme(folder).kind,
         layers=f"{full + linear} ({linear} linear, {full} full attention)",
         hidden=geometry.hidden,
         validated_length=config.validated_length,

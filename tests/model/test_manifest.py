@@ -24,6 +24,7 @@ def test_a_whole_package_has_no_problems(package):
     report = check_package(package)
     assert report.problems == ()
     assert report.attention_mode == "prefix_bidir"
+    assert report.weights == "plain"
     assert report.layers == "6 (4 linear, 2 full attention)"
     assert report.parameters["readout"] == 255 * 128
     assert report.parameters["loaded"] == report.parameters["text"] + report.parameters["readout"]

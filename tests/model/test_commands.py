@@ -1,0 +1,57 @@
+"""`d3serve models`, `pull` and `check`, as a person runs them."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from d3serve.cli import app
+from d3serve.model import hub
+from d3serve.model.registry import PUBLISHED
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "300"}, catch_exceptions=False)
+
+
+def test_models_lists_every_published_checkpoint():
+    result = run("models")
+    assert result.exit_code == 0
+    for each in PUBLISHED:
+        (line,) = [line for line in result.output.splitlines() if line.split()[0] == each.repository]
+        assert each.attention_mode in line
+        assert (each.refusal or "") in line
+
+
+def test_check_says_what_a_package_is(tiny_checkpoint):
+    result = run("check", str(tiny_checkpoint))
+    assert result.exit_code == 0
+    assert "prefix_bidir, prompt layout d3" in result.output
+    assert "6 (4 linear, 2 full attention)" in result.output
+    assert "files agree" in result.output
+
+
+def test_check_tells_every_difference_and_fails(tiny_checkpoint, tmp_path):
+    package = shutil.copytree(tiny_checkpoint, tmp_path / "package")
+    (package / "chat_template.jinja").write_text("x")
+    (package / "preprocessor_config.json").unlink()
+    result = run("check", str(package))
+    assert result.exit_code == 1
+    assert result.output.count("differs") == 2
+    assert "files agree" not in result.output
+
+
+@pytest.mark.parametrize("with_code", [False, True])
+def test_pull_prints_the_folder(with_code, monkeypatch, tmp_path):
+    asked = []
+
+    def located(*arguments, **options):
+        asked.append((arguments, options))
+        return SimpleNamespace(folder=tmp_path)
+
+    monkeypatch.setattr(hub, "locate", located)
+    flags = ["--with-code"] if with_code else []
+    result = run("pull", "vllm-sr/d3-turbo", "--revision", "main", *flags)
+    assert result.output.strip() == str(tmp_path)
+    assert asked == [(("vllm-sr/d3-turbo", "main"), {"with_code": with_code})]
