@@ -45,7 +45,7 @@ def load_weights(
     started = time.monotonic()
     scheme, files = read_scheme(folder), backbone_files(folder)
     float8: set[str] = set()
-    if multiplies_float8(device):
+    if multiplies_float8(device, dtype):
         float8 = {name for path in files for name in float8_names(path)}
         if quantization == "fp8":
             float8 |= quantizable(geometry)
@@ -65,9 +65,11 @@ def load_weights(
     return weights
 
 
-def multiplies_float8(device: torch.device) -> bool:
-    """Whether products with FP8 weights run on `device`: tensor cores since Ada, the reference on a CPU."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+def multiplies_float8(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether activations of `dtype` meet FP8 weights on `device`: BF16 on tensor cores since Ada, any on a CPU."""
+    if device.type != "cuda":
+        return True
+    return dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def quantizable(geometry: Geometry) -> set[str]:

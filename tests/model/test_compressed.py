@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from d3serve.errors import InvalidCheckpoint
 from d3serve.kernels.matrix import Float8Matrix, quantize_rows
 from d3serve.kernels.reference import float8_linear
-from d3serve.model.checkpoint import load_weights
+from d3serve.model.checkpoint import load_weights, multiplies_float8
 from d3serve.model.compressed import Scheme, dequantize, read_scheme
 from d3serve.model.config import load_geometry
 from d3serve.model.engine import DecisionEngine
@@ -163,6 +163,39 @@ def test_a_float8_package_answers_as_transformers_with_float8_products(
     unrounded = oracle_of(plain).probabilities("", questions["urgent"])
     (decided,) = engine.decide([engine.prepare("", questions)])
     assert compare(decided.answers["urgent"], unrounded) > 1e-2, "and the rounding is seen"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_float8_tensor_cores_answer_as_the_reference(checkpoint_tool, tmp_path, questions, compare):
+    two = checkpoint_tool.write_checkpoint(
+        tmp_path / "two", checkpoint_tool.Variant(layers=("linear", "full"))
+    )
+    packed, _ = write_quantized("float8", two, tmp_path)
+    answers = []
+    for device in ("cuda", "cpu"):
+        engine = DecisionEngine.load(str(packed), device=device, dtype="bfloat16", state_cache_bytes=2**26)
+        answers.append(engine.decide([engine.prepare("a state", questions)])[0].answers)
+    for name, answer in answers[1].items():
+        expected = (
+            [1 - answer.noul, answer.noul] if answer.type == "noul" else list(answer.probabilities.values())
+        )
+        assert compare(answers[0][name], expected) < 0.05  # two ways of rounding in BF16
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "capability", "multiplies"),
+    [
+        ("cpu", torch.float32, None, True),
+        ("cuda", torch.bfloat16, (9, 0), True),
+        ("cuda", torch.bfloat16, (8, 9), True),
+        ("cuda", torch.bfloat16, (8, 0), False),
+        ("cuda", torch.float32, (9, 0), False),
+    ],
+)
+def test_where_float8_weights_are_kept(device, dtype, capability, multiplies, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert multiplies_float8(torch.device(device), dtype) == multiplies
 
 
 def test_plain_weights_are_quantized_on_request_as_the_published_packages_are(tiny_checkpoint):
