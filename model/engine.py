@@ -18,6 +18,7 @@ from d3serve.model.checkpoint import Quantization, load_weights
 from d3serve.model.config import DecisionConfig, Geometry, load_decision_config, load_geometry
 from d3serve.model.graphs import GraphCache
 from d3serve.model.hub import Package, locate
+from d3serve.model.memory import LONGEST_PASS, MemoryPlan, divide_pools, plan_memory
 from d3serve.model.plan import PassRows, plan_rows
 from d3serve.model.prompt import Prompts, Tokens, build_prompts
 from d3serve.model.random_weights import random_weights
@@ -31,8 +32,6 @@ from d3serve.schemas import Answer, ModelInfo, NoulQuestion, Question, Usage
 __all__ = ["DecidedJob", "DecisionEngine", "PreparedJob"]
 
 CPU_CACHE_BYTES = 256 * 2**20
-CUDA_CACHE_SHARE = 0.7  # of the memory left after the weights; the rest is for activations
-MAX_SLOTS = 512
 WARM_UP_ROWS = (2048, 32_768)  # one pass that the host launches, one whose state takes the dense attention
 REHEARSAL = "rehearsal"  # the state key of jobs that warm up; a real one is a digest
 MLP_ROWS = 16_384  # rows of one MLP step: 27B activations of 1.1 GB
@@ -58,11 +57,16 @@ class DecisionEngine:
         tokenizer: PromptTokenizer | RemoteFormat,
         backbone: Backbone,
         cache: StateCache,
+        pass_rows: int = LONGEST_PASS,
     ) -> None:
-        """Assemble an engine from its parts; `identity` tells checkpoints apart in state keys."""
+        """Assemble an engine from its parts.
+
+        `identity` tells checkpoints apart in state keys; `pass_rows` bounds what one pass may need of memory.
+        """
         self.info = info
         self.backbone = backbone
         self.cache = cache
+        self.pass_rows = pass_rows
         self._identity = identity
         self._config = config
         self._tokenizer = tokenizer
@@ -111,8 +115,9 @@ class DecisionEngine:
             weights, _ = random_weights(geometry, where, kind)
         else:
             weights = load_weights(folder, geometry, where, kind, quantization)
-        budget = _cache_bytes(where) if state_cache_bytes is None else state_cache_bytes
-        cache = _size_cache(geometry, kind, budget, shares_state=config.shares_state)
+        plan = _plan_memory(geometry, kind, where, state_cache_bytes, shares_state=config.shares_state)
+        a_row, a_slot = row_bytes(geometry, kind), slot_bytes(geometry, kind)
+        cache = StateCache(rows=plan.rows, slots=plan.slots, row_bytes=a_row, slot_bytes=a_slot)
         pools = Pools.allocate(geometry, rows=cache.rows, slots=cache.slots, device=where, dtype=kind)
         return cls(
             info=_describe(package, config, geometry, kind, where),
@@ -121,6 +126,7 @@ class DecisionEngine:
             tokenizer=tokenizer,
             backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS),
             cache=cache,
+            pass_rows=plan.pass_rows,
         )
 
     @property
@@ -197,7 +203,7 @@ class DecisionEngine:
             OutOfDeviceMemory: one question does not fit even alone; the message holds the sizes.
             DeviceError: the accelerator failed.
         """
-        turn = Turn(jobs, self.cache)
+        turn = Turn(jobs, self.cache, pass_rows=self.pass_rows)
         for filled in turn.passes():
             with PinnedPass(filled, self.cache) as held:
                 found = self._probabilities(filled, held.scratch)
@@ -313,20 +319,29 @@ def _describe(
     )
 
 
-def _size_cache(geometry: Geometry, dtype: torch.dtype, budget: int, *, shares_state: bool) -> StateCache:
-    """Spend up to half of `budget` on slots, which cost the same for any state, and the rest on K/V rows."""
-    a_row, a_slot = row_bytes(geometry, dtype), slot_bytes(geometry, dtype)
-    slots = min(MAX_SLOTS, budget // 2 // max(1, a_slot)) if shares_state else 1
-    slots = max(1, slots)
-    rows = (budget - slots * a_slot) // max(1, a_row)
-    return StateCache(rows=max(1, rows), slots=slots, row_bytes=a_row, slot_bytes=a_slot)
-
-
-def _cache_bytes(device: torch.device) -> int:
+def _plan_memory(
+    geometry: Geometry,
+    dtype: torch.dtype,
+    device: torch.device,
+    pool_bytes: int | None,
+    *,
+    shares_state: bool,
+) -> MemoryPlan:
+    """Size the pools and the longest pass: on a GPU by what the weights leave, on a CPU by a fixed budget."""
     if device.type != "cuda":
-        return CPU_CACHE_BYTES
+        budget = CPU_CACHE_BYTES if pool_bytes is None else pool_bytes
+        return divide_pools(geometry, dtype, budget, shares_state=shares_state)
     free, _ = torch.cuda.mem_get_info(device)
-    return int(free * CUDA_CACHE_SHARE)
+    plan = plan_memory(
+        geometry, dtype, free, mlp_rows=MLP_ROWS, shares_state=shares_state, pool_bytes=pool_bytes
+    )
+    if not plan.pass_rows:
+        raise InvalidSettings(
+            f"the weights leave {free / 1e9:.1f} GB of device memory, too little for a pass beside a state cache of "
+            f"{'any size' if pool_bytes is None else f'{pool_bytes / 1e9:.1f} GB'}",
+            field="state_cache_bytes",
+        )
+    return plan
 
 
 def _identity(folder: Path, revision: str | None) -> str:

@@ -5,6 +5,7 @@ normed input, the fused projection, the convolved q, k and v, and the rule's out
 stays below that. An H200 at 27B geometry measured 88.8 KB a row (117,200 rows) where this counts 87.4.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import torch
@@ -41,26 +42,34 @@ def activation_bytes(g: Geometry, rows: int, dtype: torch.dtype, *, mlp_rows: in
 
 
 def plan_memory(
-    g: Geometry, dtype: torch.dtype, free_bytes: int, *, mlp_rows: int, shares_state: bool
+    g: Geometry,
+    dtype: torch.dtype,
+    free_bytes: int,
+    *,
+    mlp_rows: int,
+    shares_state: bool,
+    pool_bytes: int | None = None,
 ) -> MemoryPlan:
     """Divide what the weights leave: first the longest pass with its own K/V rows, then states to keep.
 
-    Where not even the shortest pass fits, the plan has `pass_rows` 0.
+    `pool_bytes` fixes the memory of the pools; then passes get what is left. Where not even the shortest
+    pass fits, the plan has `pass_rows` 0.
     """
     available = free_bytes - MARGIN_BYTES
-    slots = LEAST_SLOTS if shares_state else 1
-    least = slots * slot_bytes(g, dtype) + RULE_BYTES
-    a_row = row_bytes(g, dtype)
-    widest = activation_bytes(g, LONGEST_PASS, dtype, mlp_rows=mlp_rows) - RULE_BYTES
-    pass_rows = min(LONGEST_PASS, (available - least) // (a_row + -(-widest // LONGEST_PASS)))
-    if pass_rows < 1:
-        return MemoryPlan(rows=0, slots=0, pass_rows=0)
-    pools = available - activation_bytes(g, pass_rows, dtype, mlp_rows=mlp_rows)
-    return divide_pools(g, dtype, pools, pass_rows=pass_rows, shares_state=shares_state)
+    a_row = row_bytes(g, dtype) if pool_bytes is None else 0  # fixed pools already hold the rows
+    beside = slot_bytes(g, dtype) * (LEAST_SLOTS if shares_state else 1) if pool_bytes is None else pool_bytes
+
+    def needed(rows: int) -> int:
+        return beside + rows * a_row + activation_bytes(g, rows, dtype, mlp_rows=mlp_rows)
+
+    pass_rows = max(0, bisect_right(range(LONGEST_PASS + 1), available, key=needed) - 1)
+    if pool_bytes is None:
+        pool_bytes = available - activation_bytes(g, pass_rows, dtype, mlp_rows=mlp_rows)
+    return divide_pools(g, dtype, pool_bytes, pass_rows=pass_rows, shares_state=shares_state)
 
 
 def divide_pools(
-    g: Geometry, dtype: torch.dtype, pool_bytes: int, *, pass_rows: int, shares_state: bool
+    g: Geometry, dtype: torch.dtype, pool_bytes: int, *, pass_rows: int = LONGEST_PASS, shares_state: bool
 ) -> MemoryPlan:
     """Rows for the longest pass first, then up to half of the memory for slots, then rows for more states."""
     a_row, a_slot = row_bytes(g, dtype), slot_bytes(g, dtype)

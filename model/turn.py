@@ -15,7 +15,6 @@ from d3serve.model.state_cache import Entry, StateCache
 from d3serve.schemas import Question
 
 # Rows of one pass, unless its first question needs more: bounds activations, and more rows gain nothing.
-MAX_PASS_ROWS = 131_072
 
 
 @dataclass(frozen=True)
@@ -101,19 +100,20 @@ class Pass:
     pinned: list[Entry] = field(default_factory=list)
     question_tokens: int = 0
 
-    def has_room(self, rows: int) -> bool:
-        """Whether it may grow by so many rows; a pass always takes its first question."""
-        states = sum(len(state.tokens) for state in self.states)
-        return not self.asked or states + self.question_tokens + rows <= MAX_PASS_ROWS
+    @property
+    def tokens(self) -> int:
+        """Rows so far."""
+        return sum(len(state.tokens) for state in self.states) + self.question_tokens
 
 
 class Turn:
     """The jobs of one `decide`, grouped by state, and the passes that answer them."""
 
-    def __init__(self, jobs: Sequence[PreparedJob], cache: StateCache) -> None:
-        """Group `jobs` by state key, in order of arrival."""
+    def __init__(self, jobs: Sequence[PreparedJob], cache: StateCache, *, pass_rows: int) -> None:
+        """Group `jobs` by state key, in order of arrival; no pass will have more than `pass_rows` rows."""
         self.progress = [Progress(job) for job in jobs]
         self._cache = cache
+        self._pass_rows = pass_rows
         groups: dict[str, deque[Asked]] = {}
         for each in self.progress:
             for index in range(len(each.job.blocks)):
@@ -125,7 +125,7 @@ class Turn:
         """Yield passes until every question has been asked; finish each before taking the next.
 
         Raises:
-            OutOfDeviceMemory: a question does not fit the pools even alone.
+            OutOfDeviceMemory: a question does not fit the device even alone.
         """
         while self._groups:
             filling = Pass()
@@ -144,13 +144,13 @@ class Turn:
         entry = fresh = None
         if len(first.state):
             entry = self._cache.acquire(first.state_key)
-            if entry is None and filling.has_room(len(first.state) + len(first.block)):
+            if entry is None and self._has_room(filling, len(first.state) + len(first.block)):
                 entry = fresh = self._cache.reserve(first.state_key, len(first.state))
             if entry is None:
                 return
         place = StatePlace(entry.start, entry.length, entry.slot) if entry else None
         before, unread = len(filling.asked), len(first.state) if fresh else 0
-        while group and filling.has_room(unread + len(group[0].block)):
+        while group and self._has_room(filling, unread + len(group[0].block)):
             if not self._cache.scratch_fits(filling.question_tokens + len(group[0].block)):
                 break
             asked = group.popleft()
@@ -170,12 +170,20 @@ class Turn:
             first.progress.read_state = True
             first.progress.computed_tokens += len(first.state)
 
+    def _has_room(self, filling: Pass, rows: int) -> bool:
+        return filling.tokens + rows <= self._pass_rows
+
     def _too_large(self, asked: Asked) -> OutOfDeviceMemory:
-        state, question, rows = len(asked.state), len(asked.block), self._cache.rows
+        sizes = {
+            "state_tokens": len(asked.state),
+            "question_tokens": len(asked.block),
+            "cache_rows": self._cache.rows,
+            "pass_rows": self._pass_rows,
+        }
         return OutOfDeviceMemory(
-            f"a state of {state} tokens and a question of {question} do not fit the {rows} rows of the state "
-            "cache; raise D3SERVE_STATE_CACHE_BYTES",
-            details={"state_tokens": state, "question_tokens": question, "rows": rows},
+            "a state of {state_tokens} tokens and a question of {question_tokens} do not fit this device: it holds "
+            "passes of {pass_rows} rows and a state cache of {cache_rows}".format(**sizes),
+            details=sizes,
         )
 
 

@@ -8,7 +8,6 @@ import torch
 from d3serve.errors import InvalidModelOutput, OutOfDeviceMemory
 from d3serve.kernels import reference
 from d3serve.model import engine as engine_module
-from d3serve.model import turn as turn_module
 from d3serve.model.backbone import row_bytes, slot_bytes
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.state_cache import RangeAllocator, StateCache
@@ -109,7 +108,8 @@ def test_what_does_not_fit_even_alone_is_refused_with_the_sizes(tiny_checkpoint)
     assert refused.value.details == {
         "state_tokens": job.state_tokens,
         "question_tokens": len(job.blocks[0]),
-        "rows": 200,
+        "cache_rows": 200,
+        "pass_rows": small.pass_rows,
     }
     fits = small.prepare("x", ONE)
     assert small.decide([fits])[0].usage.questions == 1, "a refusal leaves the pools usable"
@@ -227,9 +227,17 @@ def test_a_turn_larger_than_one_pass_may_be_takes_several(mode, packages, monkey
         return found
 
     monkeypatch.setattr(engine_module, "plan_rows", counted)
-    monkeypatch.setattr(turn_module, "MAX_PASS_ROWS", 600)
+    engine.pass_rows = 600
     again = engine.decide(jobs)
     assert [values(each) for each in again] == [pytest.approx(each, abs=1e-5) for each in expected]
     assert len(rows) > 2
-    assert all(count <= 600 or questions == 1 for count, questions in rows)
+    assert all(count <= 600 for count, _ in rows)
     assert sum(count for count, _ in rows) == sum(each.usage.computed_tokens for each in again)
+
+
+def test_a_prompt_longer_than_a_pass_may_be_is_refused_before_it_starts(engine, monkeypatch):
+    job = engine.prepare(LONG, ONE)
+    engine.pass_rows = job.input_tokens - 1
+    monkeypatch.setattr(engine.backbone, "forward", None)  # nothing may reach the device
+    with pytest.raises(OutOfDeviceMemory, match=f"passes of {engine.pass_rows} rows"):
+        engine.decide([job])
