@@ -145,6 +145,11 @@ class Settings(BaseSettings):
         ge=0,
         description="Memory of the state cache. Unset: a share of the device's free memory.",
     )
+    state_cache_host_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Pinned host memory for states that the device's cache had to let go; 0 keeps none.",
+    )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level logged."

@@ -17,6 +17,7 @@ from d3serve.model.buckets import ROW_SIZES, Bucket
 from d3serve.model.checkpoint import Quantization, load_weights
 from d3serve.model.config import DecisionConfig, Geometry, load_decision_config, load_geometry
 from d3serve.model.graphs import GraphCache
+from d3serve.model.host_tier import HostTier
 from d3serve.model.hub import Package, locate
 from d3serve.model.memory import LONGEST_PASS, MemoryPlan, divide_pools, plan_memory
 from d3serve.model.plan import PassRows, plan_rows
@@ -81,6 +82,7 @@ class DecisionEngine:
         device: str | None = None,
         dtype: str | None = None,
         state_cache_bytes: int | None = None,
+        state_cache_host_bytes: int = 0,
         special_tokens_in_text: SpecialTokens = "plain",
         load_format: Literal["safetensors", "random"] = "safetensors",
         quantization: Quantization | None = None,
@@ -94,6 +96,7 @@ class DecisionEngine:
             device: `cpu` or `cuda`; None takes a GPU if there is one.
             dtype: `float32` or `bfloat16`; None means bfloat16 on a GPU, float32 elsewhere.
             state_cache_bytes: memory of the pools; None takes a share of what the weights leave.
+            state_cache_host_bytes: pinned host memory for states that the pools had to let go.
             special_tokens_in_text: how control tokens inside user text are read.
             load_format: `random` draws the weights instead of reading them.
             quantization: `fp8` quantizes plain matrices while loading, as the published FP8 packages do.
@@ -116,9 +119,14 @@ class DecisionEngine:
         else:
             weights = load_weights(folder, geometry, where, kind, quantization)
         plan = _plan_memory(geometry, kind, where, state_cache_bytes, shares_state=config.shares_state)
-        a_row, a_slot = row_bytes(geometry, kind), slot_bytes(geometry, kind)
-        cache = StateCache(rows=plan.rows, slots=plan.slots, row_bytes=a_row, slot_bytes=a_slot)
-        pools = Pools.allocate(geometry, rows=cache.rows, slots=cache.slots, device=where, dtype=kind)
+        pools = Pools.allocate(geometry, rows=plan.rows, slots=plan.slots, device=where, dtype=kind)
+        cache = StateCache(
+            rows=plan.rows,
+            slots=plan.slots,
+            row_bytes=row_bytes(geometry, kind),
+            slot_bytes=slot_bytes(geometry, kind),
+            tier=HostTier(pools, state_cache_host_bytes) if state_cache_host_bytes else None,
+        )
         return cls(
             info=_describe(package, config, geometry, kind, where),
             identity=_identity(folder, package.revision),

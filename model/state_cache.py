@@ -4,11 +4,17 @@ Bookkeeping only; the tensors belong to the backbone. An entry is complete or ab
 after `publish`, it cannot be evicted while a pass has it pinned, and a pass that fails leaves no trace.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from d3serve.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from d3serve.model.host_tier import HostTier
 
 
 @dataclass
@@ -27,6 +33,7 @@ class CacheStats:
     """Counters since the start."""
 
     hits: int = 0
+    restored: int = 0  # hits among them that came back from host memory
     misses: int = 0
     evictions: int = 0
 
@@ -66,12 +73,18 @@ class RangeAllocator:
 class StateCache:
     """Places states in the pools, least recently used out first, never one that a pass is using."""
 
-    def __init__(self, *, rows: int, slots: int, row_bytes: int, slot_bytes: int) -> None:
-        """Manage `rows` K/V rows and `slots` recurrent slots; the byte sizes are for reports."""
+    def __init__(
+        self, *, rows: int, slots: int, row_bytes: int, slot_bytes: int, tier: HostTier | None = None
+    ) -> None:
+        """Manage `rows` K/V rows and `slots` recurrent slots; the byte sizes are for reports.
+
+        What is evicted goes to `tier`, if there is one, and comes back when it is acquired.
+        """
         if rows < 1 or slots < 1:
             raise InvalidSettings(f"a state cache needs rows and slots; got {rows} and {slots}")
         self.slots = slots
         self.stats = CacheStats()
+        self._tier = tier
         self._row_bytes, self._slot_bytes = row_bytes, slot_bytes
         self._ranges = RangeAllocator(rows)
         self._free_slots = list(reversed(range(slots)))
@@ -88,18 +101,32 @@ class StateCache:
         return sum(entry.length * self._row_bytes + self._slot_bytes for entry in self._entries.values())
 
     def keys(self) -> list[str]:
-        """Keys of the complete entries, oldest use first."""
-        return list(self._entries)
+        """Keys of the states that need not be read again, oldest use first."""
+        return [*(self._tier.keys() if self._tier else ()), *self._entries]
 
     def acquire(self, key: str) -> Entry | None:
         """Pin and return a complete entry; None when the state must be read."""
         entry = self._entries.get(key)
-        if entry is None:
+        if entry is not None:
+            self._entries.move_to_end(key)
+            entry.pins += 1
+        elif (entry := self._restore(key)) is None:
             self.stats.misses += 1
             return None
         self.stats.hits += 1
-        self._entries.move_to_end(key)
-        entry.pins += 1
+        return entry
+
+    def _restore(self, key: str) -> Entry | None:
+        """Bring a state back from host memory, pinned; None when it is not there or finds no room."""
+        if self._tier is None or (kept := self._tier.take(key)) is None:
+            return None
+        entry = self.reserve(key, kept.length)
+        if entry is None:
+            self._tier.put_back(kept)
+            return None
+        self._tier.load(kept, entry)
+        self.publish(entry)
+        self.stats.restored += 1
         return entry
 
     def reserve(self, key: str, length: int) -> Entry | None:
@@ -124,6 +151,8 @@ class StateCache:
 
     def forget(self, key: str) -> None:
         """Make a state absent at once; rows in use stay until their pins are gone."""
+        if self._tier:
+            self._tier.forget(key)
         entry = self._entries.pop(key, None)
         if entry is not None and not entry.pins:
             self._free(entry)
@@ -155,6 +184,8 @@ class StateCache:
         for key, entry in self._entries.items():
             if not entry.pins:
                 del self._entries[key]
+                if self._tier:
+                    self._tier.save(entry)
                 self._free(entry)
                 self.stats.evictions += 1
                 return True
