@@ -32,7 +32,7 @@ def is_openai(payload: Mapping[str, Any]) -> bool:
     return "input" in payload and "state" not in payload
 
 
-def to_system_one(payload: Mapping[str, Any], settings: Settings) -> DecisionRequest:
+def to_system_one(payload: Mapping[str, Any], settings: Settings, body_bytes: int = 0) -> DecisionRequest:
     """The request in System One's terms; its questions are named by their places, `0`, `1` and so on.
 
     Raises:
@@ -61,7 +61,8 @@ def to_system_one(payload: Mapping[str, Any], settings: Settings) -> DecisionReq
         questions = []
     mapped = {str(place): _question(raw, place, findings) for place, raw in enumerate(questions)}
     findings.raise_if_any()
-    return check_request({"model": payload.get("model"), "state": state, "questions": mapped}, settings)
+    request = {"model": payload.get("model"), "state": state, "questions": mapped}
+    return check_request(request, settings, body_bytes=body_bytes)
 
 
 def _question(raw: Any, place: int, findings: Findings) -> dict[str, Any]:

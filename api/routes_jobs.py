@@ -50,8 +50,8 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 )  # fmt: skip
 async def submit(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
     """Take a job. 202 with its address; with `Prefer: wait=N`, 200 and the result if it is done by then."""
-    _, payload = await read_object(request, parts.settings)
-    decision = check_request(payload, parts.settings)
+    body, payload = await read_object(request, parts.settings)
+    decision = check_request(payload, parts.settings, body_bytes=len(body))
     decision = decision.model_copy(update={"model": await parts.models.resolve(decision.model)})
     await check_job_webhook(decision.job.webhook, parts, tenant)
     submitted = await parts.store.submit(

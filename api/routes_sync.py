@@ -31,7 +31,7 @@ ACCEPTED: dict[int | str, dict[str, Any]] = {
 async def system_one(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
     """Answer now. A call that takes longer than the SDK waits ends with 504 `still_running`: send it again."""
     body, payload = await read_object(request, parts.settings)
-    decision = check_request(payload, parts.settings)
+    decision = check_request(payload, parts.settings, body_bytes=len(body))
     call = await Call.make(request, parts, tenant, decision, body, sent)
     return await _respond(call, lambda answered: answered.response)
 
@@ -41,7 +41,11 @@ async def decisions(request: Request, parts: TheParts, tenant: Writer, sent: The
     """Answer now, in the dialect asked in: OpenAI's if the body says `input`, System One's if `state`."""
     body, payload = await read_object(request, parts.settings)
     openai = is_openai(payload)
-    decision = to_system_one(payload, parts.settings) if openai else check_request(payload, parts.settings)
+    decision = (
+        to_system_one(payload, parts.settings, len(body))
+        if openai
+        else check_request(payload, parts.settings, body_bytes=len(body))
+    )
     call = await Call.make(request, parts, tenant, decision, body, sent)
     if not openai:
         return await _respond(call, lambda answered: answered.response)

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from d3serve.api.dependencies import Parts, SubmitHeaders
 from d3serve.api.problems import error_of
 from d3serve.api.webhooks import check_job_webhook
-from d3serve.errors import D3ServeError, JobExpired, StillRunning
+from d3serve.errors import D3ServeError, JobExpired, JobNotFinished, StillRunning
 from d3serve.schemas import DecisionRequest
 from d3serve.store.records import JobRecord, Submitted
 
@@ -81,11 +81,12 @@ class Call:
         if not job.done or job.status == "succeeded":
             return submitted
         if job.error is None or error_of(job.error).http_status >= 500:
-            return await self._wake(await self.parts.store.retry(job.id, self.tenant))
+            with suppress(JobNotFinished):  # an identical call was quicker
+                return self._woken(await self.parts.store.retry(job.id, self.tenant))
         return submitted
 
     async def _submit(self, key: str) -> Submitted:
-        return await self._wake(
+        return self._woken(
             await self.parts.store.submit(
                 self.decision,
                 tenant=self.tenant,
@@ -96,7 +97,7 @@ class Call:
             )
         )
 
-    async def _wake(self, submitted: Submitted) -> Submitted:
+    def _woken(self, submitted: Submitted) -> Submitted:
         if submitted.wake:
             self.parts.background.start(self.parts.store.send_wake(submitted.lane))
         return submitted

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from d3serve import errors
 from d3serve.api.problems import MAX_PROBLEMS
-from d3serve.api.rendering import option_texts
+from d3serve.api.rendering import option_texts, value_text
 from d3serve.api.strict_json import shown
 from d3serve.schemas import (
     MAX_LEVELS,
@@ -35,6 +35,7 @@ MEDIA_QUESTION_TYPES: Final = ("box", "track")
 MEDIA_FIELDS: Final = ("images", "videos", "audio", "assets")
 REQUEST_FIELDS: Final = ("model", "state", "questions", "job")
 MAX_FIELD_CHARS: Final = 120
+BYTES_PER_TOKEN: Final = 16  # text has 2 to 5; only runs of one character come near
 
 _QUESTION: Final[TypeAdapter[Question]] = TypeAdapter(Question)
 _JOB: Final = TypeAdapter(JobOptions)
@@ -45,6 +46,7 @@ _ERRORS: Final[Mapping[str, type[errors.InvalidRequest]]] = {
         errors.InvalidQuestion,
         errors.TooManyQuestions,
         errors.TooManyOptions,
+        errors.MaxTokensExceeded,
         errors.UnsupportedModality,
     )
 }
@@ -99,8 +101,10 @@ class Findings:
         raise _ERRORS[code](message, field=dotted(path) or None, details={"errors": listed})
 
 
-def check_request(payload: Mapping[str, Any], settings: Settings) -> DecisionRequest:
+def check_request(payload: Mapping[str, Any], settings: Settings, *, body_bytes: int = 0) -> DecisionRequest:
     """A System One body, checked in every way that needs no tokenizer.
+
+    `body_bytes` is how long the body was: only a long one can hold a state that is certainly too long.
 
     Raises:
         InvalidRequest: or a subclass; `details["errors"]` lists up to ten findings.
@@ -115,11 +119,24 @@ def check_request(payload: Mapping[str, Any], settings: Settings) -> DecisionReq
         findings.add("invalid_request", ("state",), f"must be a string, an object or a list, not {found}")
     questions = _check_questions(payload.get("questions"), settings, findings)
     job = check_job(payload.get("job", {}), findings)
+    if body_bytes > BYTES_PER_TOKEN * settings.max_interactive_tokens:
+        _check_length(payload.get("state"), job, settings, findings)
     findings.raise_if_any()
     # Every part is checked by now, and the state is JSON by reading: no need to walk it again.
     return DecisionRequest.model_construct(
         model=payload["model"], state=payload["state"], questions=questions, job=job
     )
+
+
+def _check_length(state: Any, job: JobOptions, settings: Settings, findings: Findings) -> None:
+    """Refuse what no tokenizer can make fit; all else is counted by a worker, which refuses with the same code."""
+    limit = settings.max_interactive_tokens if job.lane == "interactive" else settings.max_offline_tokens
+    size = len(value_text(state).encode())
+    if size > BYTES_PER_TOKEN * limit:
+        told = (
+            f"holds {size:,} bytes, past the maximum context length of {limit} tokens; nothing is truncated"
+        )
+        findings.add("max_tokens_exceeded", ("state",), told)
 
 
 def check_job(value: Any, findings: Findings) -> JobOptions:

@@ -13,7 +13,7 @@ from rich.table import Table
 from d3serve import api_keys, supervisor
 from d3serve import ask as asking
 from d3serve.errors import D3ServeError
-from d3serve.local import running
+from d3serve.local import run_apis, running
 from d3serve.logs import configure_logging
 from d3serve.settings import Settings
 
@@ -64,11 +64,14 @@ def api(
     host: Host = None,
     port: Port = None,
     model: Model = None,
+    processes: Annotated[int | None, typer.Option(help="Processes that share the port.")] = None,
     fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
     """Run the HTTP API alone."""
-    settings = _settings(locals(), leave_out=("fd", "exit_with_parent"))
+    settings = Settings.load(redis_url=redis_url, host=host, port=port, model=model, api_processes=processes)
+    if fd is None and settings.api_processes > 1:
+        raise typer.Exit(run_apis(settings))
     import uvicorn
 
     from d3serve.api.app import create_app

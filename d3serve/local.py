@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from socket import socket
 
 import httpx
 
@@ -26,12 +27,30 @@ def running(settings: Settings) -> Iterator[tuple[ProcessTree, str]]:
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         env = settings.model_copy(update={"redis_url": redis_url, "port": port}).to_env()
         with tree.stopped_by_signals():
-            descriptor = listener.fileno()
-            tree.start("api", ["api", "--fd", str(descriptor)], env, pass_fds=(descriptor,))
+            start_apis(tree, listener, env, settings.api_processes)
             tree.start("worker", ["worker"], env)
             tree.start("webhooks", ["webhooks"], env)
             tree.wait_until(lambda: _is_ready(url), READY_TIMEOUT_S, what="the model")
             yield tree, url
+
+
+def start_apis(tree: ProcessTree, listener: socket, env: dict[str, str], processes: int) -> None:
+    """Start that many API processes on one listening socket; the kernel spreads connections over them."""
+    descriptor = listener.fileno()
+    for number in range(processes):
+        tree.start(f"api {number + 1}", ["api", "--fd", str(descriptor)], env, pass_fds=(descriptor,))
+
+
+def run_apis(settings: Settings) -> int:
+    """Run `settings.api_processes` API processes until one ends or a signal stops them; the exit code.
+
+    Raises:
+        StartupError: the port is taken.
+    """
+    tree = ProcessTree()
+    with closing(bind(settings.host, settings.port)) as listener, tree.stopped_by_signals():
+        start_apis(tree, listener, settings.to_env(), settings.api_processes)
+        return tree.run()
 
 
 def _is_ready(url: str) -> bool:

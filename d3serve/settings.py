@@ -34,6 +34,9 @@ class Settings(BaseSettings):
         description="Folder of the embedded broker's socket, log and append-only file.",
     )
     host: str = Field(default="127.0.0.1", description="Address the API binds to.")
+    api_processes: int = Field(
+        default=1, ge=1, le=64, description="API processes that share the port, on one host."
+    )
     port: int = Field(default=8000, ge=0, le=65_535, description="Port the API binds to; 0 picks a free one.")
 
     # who may call

@@ -1,5 +1,6 @@
 """The stock clients of both dialects against the API on a socket, unchanged but for the address."""
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -120,6 +121,26 @@ def test_a_failed_job_is_run_again_by_the_sdks_retry(service, worker):
         done.set()
         thread.join()
     assert jobs_made(worker) == 1
+
+
+@pytest.mark.anyio
+async def test_identical_calls_that_find_a_failed_job_run_it_again_once(client, worker):
+    body = {
+        "model": "jev-latest",
+        "state": "hello",
+        "questions": {"q": {"type": "noul", "instructions": "x"}},
+    }
+    asking = asyncio.create_task(client.post("/v1/systemone", json=body))
+    turn = worker.claim()
+    while not turn.jobs:
+        await asyncio.sleep(0.01)
+        turn = worker.claim()
+    worker.fail(turn, "device_error", "an illegal address")
+    assert (await asking).status_code == 500
+    again = [asyncio.create_task(client.post("/v1/systemone", json=body)) for _ in range(20)]
+    while not worker.work():  # noqa: ASYNC110 - the calls say nothing until their job is done
+        await asyncio.sleep(0.01)
+    assert {answer.status_code for answer in await asyncio.gather(*again)} == {200}
 
 
 def canceled(worker):
