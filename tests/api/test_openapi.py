@@ -38,8 +38,8 @@ def test_the_run_is_of_two_thousand_requests():
 
 @pytest.mark.parametrize(("method", "path", "count"), operations())
 def test_generated_requests_are_answered_as_described(method, path, count, settings, take_turns, serving):
-    quick = settings.model_copy(update={"sync_wait_s": 5.0, "max_wait_s": 0.01})
-    with serving(create_app(quick)) as address, take_turns():
+    patient = settings.model_copy(update={"sync_wait_s": 60.0, "max_wait_s": 0.01})  # a 504 is a 5xx too
+    with serving(create_app(patient)) as address, take_turns():
         operation = schemathesis.openapi.from_url(f"{address}/openapi.json")[path][method.upper()]
         asked = []
 
@@ -53,7 +53,7 @@ def test_generated_requests_are_answered_as_described(method, path, count, setti
             if isinstance(case.body, dict) and "model" in case.body and len(asked) % 2:
                 case.body["model"] = "jev-latest"  # a random name never gets past the door
             asked.append(case)
-            case.validate_response(case.call(timeout=20), checks=CHECKS)
+            case.validate_response(case.call(timeout=90), checks=CHECKS)
 
         ask()
     assert asked
