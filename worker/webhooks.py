@@ -146,7 +146,7 @@ class Sender:
         return Delivery(
             id=delivery_id(job.id, event, job.attempt), tenant=job.tenant, job_id=job.id, event=event,
             url=str(url), endpoint_id=endpoint_id, body=event_body(job, event, result),
-            created_at=await self._store.now_s(), state=state,
+            created_at=await self._store.now_s(), state=state, traceparent=job.traceparent,
         )  # fmt: skip
 
     async def _attempt(self, delivery: Delivery) -> None:
@@ -182,6 +182,8 @@ class Sender:
             "User-Agent": "d3serve-webhooks",
             **signature_headers(delivery.id, int(at), body, signing_secrets),
         }
+        if delivery.traceparent is not None:
+            headers["traceparent"] = delivery.traceparent
         began, reply, error = time.monotonic(), None, None
         try:
             reply = await self._outbound.post(delivery.url, headers, body)

@@ -77,6 +77,7 @@ class Delivery:
     state: DeliveryState = "pending"
     next_try_at: float | None = None
     tries: tuple[Try, ...] = field(default=())
+    traceparent: str | None = None
     schedule_from: int = 0  # a redelivery begins the schedule anew after so many tries
 
     @classmethod

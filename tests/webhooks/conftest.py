@@ -28,6 +28,8 @@ from d3serve.store.turns import TurnStore
 from d3serve.worker.outbound import Outbound
 from d3serve.worker.webhooks import Sender
 
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
 
 @pytest.fixture
 def anyio_backend():
@@ -153,7 +155,7 @@ def finish_job(store, turns):
         questions = {f"q{i}": question for i in range(size)}
         options = JobOptions(webhook=WebhookTarget(**target), metadata={"case": "7"})
         request = DecisionRequest(model="m", state="secret", questions=questions, job=options)
-        submitted = await store.submit(request, tenant="acme")
+        submitted = await store.submit(request, tenant="acme", traceparent=TRACE)
         turn = turns.claim(1)
         if failed:
             assert turns.fail(turn.lease, submitted.job_id, JobError(code="device_error", message="broken"))

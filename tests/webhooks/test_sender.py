@@ -55,6 +55,7 @@ async def test_an_event_arrives_as_signed_with_the_result_in_it(finish_job, hook
     assert got.event["data"]["metadata"] == {"case": "7"}
     assert got.event["data"]["result"]["answers"] == {"q0": {"type": "noul", "noul": 0.5}}
     assert b"secret" not in got.body
+    assert got.headers["traceparent"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
     assert (delivery.state, delivery.tries[0].status) == ("delivered", 200)
 
 
