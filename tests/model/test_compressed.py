@@ -264,6 +264,19 @@ def test_a_missing_part_is_a_missing_tensor(quantized):
     assert "is missing, or a part of it" in message
 
 
+@pytest.mark.parametrize("module", ["layers.9.mlp.up_proj", "layers.0.mlp.other_proj", "lm_head"])
+def test_parts_of_a_module_that_we_do_not_know_are_refused(module, quantized):
+    packed, _ = quantized
+    tensors = load_file(packed / "model.safetensors")
+    tensors |= {
+        name.replace("layers.0.mlp.up_proj", module): tensor.clone()
+        for name, tensor in tensors.items()
+        if "layers.0.mlp.up_proj" in name
+    }
+    save_file(tensors, packed / "model.safetensors")
+    assert "is not part of this geometry" in refusal(packed)
+
+
 def test_scales_of_another_shape_are_refused(quantized):
     packed, _ = quantized
     tensors = load_file(packed / "model.safetensors")

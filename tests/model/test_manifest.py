@@ -59,6 +59,13 @@ def test_each_damage_is_told(problem, package):
     assert problem in found
 
 
+@pytest.mark.parametrize("change", [{"files_sha256": None}, {"files_sha256": []}, {"files_bytes": 7}])
+def test_a_manifest_of_another_shape_cannot_be_read(change, package):
+    rewrite(package, lambda m: m.update(change))
+    with pytest.raises(InvalidCheckpoint, match="must be objects"):
+        check_package(package)
+
+
 def test_a_package_without_a_manifest_cannot_be_checked(package):
     (package / MANIFEST).unlink()
     with pytest.raises(InvalidCheckpoint, match=MANIFEST):

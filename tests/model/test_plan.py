@@ -36,7 +36,9 @@ def test_a_planned_pass(turn):
     assert len(set(rows.slot_mapping)) == total, "no two rows write one place"
     assert rows.state_rows == sum(len(each.tokens) for each in states)
     assert all(place < scratch for place in rows.slot_mapping[: rows.state_rows])
-    assert all(place >= scratch for place in rows.slot_mapping[rows.state_rows :])
+    assert list(rows.slot_mapping[rows.state_rows :]) == list(
+        range(scratch, scratch + total - rows.state_rows)
+    )
     for segment, each in zip(rows.segments, (*states, *questions), strict=True):
         inside = slice(segment.start, segment.start + segment.length)
         assert list(rows.tokens[inside]) == list(each.tokens)
