@@ -1,5 +1,6 @@
 """Write docs/settings.md from the settings class; a test compares the two."""
 
+import json
 from pathlib import Path
 
 from d3serve.settings import PREFIX, Settings
@@ -11,7 +12,7 @@ def render() -> str:
     """The document: one table row for each setting, in the order of the class."""
     rows = []
     for name, field in Settings.model_fields.items():
-        default = "unset" if field.default is None else str(field.default).replace(str(Path.home()), "~")
+        default = "unset" if field.default is None else _as_variable(field.default)
         rows.append(f"| `{PREFIX}{name.upper()}` | `{default}` | {field.description} |")
     return "\n".join(
         [
@@ -26,6 +27,13 @@ def render() -> str:
             "",
         ]
     )
+
+
+def _as_variable(value: object) -> str:
+    """Write a default as a variable would hold it."""
+    if isinstance(value, str | Path):
+        return str(value).replace(str(Path.home()), "~")
+    return json.dumps(value)
 
 
 if __name__ == "__main__":
