@@ -19,7 +19,7 @@ from d3serve.store.keys import Keys
 
 TURN_TASK = "d3.turn"
 POOL = "prefork"
-WakeSender = Callable[[Lane], None]
+WakeSender = Callable[[Lane], None]  # a Waker, or what stands in for one
 
 log = structlog.get_logger(__name__)
 
@@ -107,14 +107,20 @@ def require_safe_pool(app: Celery) -> None:
         )
 
 
-def wake_sender(settings: Settings) -> WakeSender:
-    """A function that sends a lane's wake-up from any thread and never raises: a sweep repairs a lost one."""
-    app = make_app(settings)
+class Waker:
+    """Sends a lane's wake-up, from any thread; never raises, since a sweep repairs a lost one."""
 
-    def send(lane: Lane) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self._app = make_app(settings)
+
+    def __call__(self, lane: Lane) -> None:
+        """Tell the workers of the lane that there is work."""
         try:
-            app.send_task(TURN_TASK, queue=queue_name(lane), ignore_result=True)
+            self._app.send_task(TURN_TASK, queue=queue_name(lane), ignore_result=True)
         except Exception as error:  # kombu raises its transport's errors, whatever they are
             log.warning("wake.lost", lane=lane, error=type(error).__name__)
 
-    return send
+    def close(self) -> None:
+        """Close the connections."""
+        self._app.pool.force_close_all()
+        self._app.close()

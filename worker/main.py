@@ -8,7 +8,7 @@ import warnings
 import structlog
 from celery.platforms import SecurityWarning
 
-from d3serve.celery_app import POOL, make_app, queue_name, require_safe_pool, wake_sender
+from d3serve.celery_app import POOL, Waker, make_app, queue_name, require_safe_pool
 from d3serve.logs import configure_logging
 from d3serve.settings import Settings
 from d3serve.store.connect import check_server
@@ -45,7 +45,7 @@ def worker_main(settings: Settings) -> int:
         return {child.pid for child in getattr(pool, "_pool", ())}
 
     sweeper = Sweeper(
-        TurnStore.open(settings, name), settings, wake_sender(settings),
+        TurnStore.open(settings, name), settings, Waker(settings),
         child_pids=child_pids, stopping=lambda: bool(celery.stopping),
     )  # fmt: skip
     sweeper.start()

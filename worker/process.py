@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import structlog
 
-from d3serve.celery_app import wake_sender
+from d3serve.celery_app import Waker
 from d3serve.errors import DeviceError, StartupError, StorageUnavailable
 from d3serve.settings import Settings
 from d3serve.store.turns import TurnStore
@@ -67,7 +67,7 @@ class TurnProcess:
                 time.sleep(AWAY_S)
 
     def _accept(self, engine: Engine, seconds: float) -> None:
-        self._runner = TurnRunner(self._store, engine, self._settings, wake_sender(self._settings))
+        self._runner = TurnRunner(self._store, engine, self._settings, Waker(self._settings))
         self._tell(load="loaded", loads=0, model=engine.info.model_dump_json(), error="")
         log.info("model.loaded", model=engine.info.name, device=engine.info.device, seconds=round(seconds, 1))
 

@@ -8,7 +8,7 @@ import types
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NoReturn, Self
 
-from d3serve.celery_app import WakeSender, wake_sender
+from d3serve.celery_app import Waker, WakeSender
 from d3serve.errors import (
     IdempotencyKeyReused,
     JobExpired,
@@ -53,7 +53,7 @@ class JobStore:
     @classmethod
     def open(cls, settings: Settings) -> Self:
         """Make a store on `settings.redis_url`; it connects on first use."""
-        return cls(open_async(settings), settings, wake_sender(settings))
+        return cls(open_async(settings), settings, Waker(settings))
 
     async def __aenter__(self) -> Self:
         """Start the dispatcher that wakes waiters."""
@@ -66,6 +66,8 @@ class JobStore:
         """Stop the dispatcher and close the connections; waiters get ShuttingDown."""
         await self._dispatcher.stop()
         await self._client.aclose()
+        if isinstance(self._wake, Waker):
+            await asyncio.to_thread(self._wake.close)
 
     # --- changing jobs -----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 import d3serve
-from d3serve.celery_app import broker_url, make_app, queue_name, require_safe_pool, wake_sender
+from d3serve.celery_app import Waker, broker_url, make_app, queue_name, require_safe_pool
 from d3serve.errors import BrokerUnavailable, InvalidSettings
 from d3serve.settings import Settings
 from d3serve.store.keys import Keys
@@ -19,6 +19,13 @@ ROOT = Path(d3serve.__file__).parents[1]
 @pytest.fixture
 def settings(redis_url):
     return Settings(redis_url=redis_url)
+
+
+@pytest.fixture
+def send(settings):
+    waker = Waker(settings)
+    yield waker
+    waker.close()
 
 
 @pytest.mark.parametrize(
@@ -56,15 +63,14 @@ def test_no_code_asks_celery_to_wait_or_to_retry():
 
 
 @pytest.mark.parametrize("lane", ["interactive", "offline"])
-def test_a_wake_lands_where_the_sweep_looks_for_it(settings, lane):
-    wake_sender(settings)(lane)
+def test_a_wake_lands_where_the_sweep_looks_for_it(settings, send, lane):
+    send(lane)
     with redis.Redis.from_url(settings.redis_url) as client:
         assert client.llen(Keys(settings.namespace)("mq", lane)) == 1
         assert Keys(settings.namespace)("mq", lane).endswith(queue_name(lane))
 
 
-def test_sixteen_threads_may_wake_at_once_and_no_channel_stays(settings):
-    send = wake_sender(settings)
+def test_sixteen_threads_may_wake_at_once_and_no_channel_stays(settings, send):
     with redis.Redis.from_url(settings.redis_url) as client:
         before = len(client.pubsub_channels())
         with ThreadPoolExecutor(16) as pool:
@@ -74,7 +80,7 @@ def test_sixteen_threads_may_wake_at_once_and_no_channel_stays(settings):
 
 
 def test_a_wake_that_cannot_be_sent_is_only_logged(tmp_path):
-    wake_sender(Settings(redis_url=f"unix://{tmp_path}/nobody.sock"))("interactive")
+    Waker(Settings(redis_url=f"unix://{tmp_path}/nobody.sock"))("interactive")
 
 
 def test_urls_are_spelled_celerys_way():

@@ -41,7 +41,7 @@ async def test_a_killed_broker_comes_back_with_every_job(service, broker, busy):
     await service.ready()
     ids = await service.submit_many(f"state {i % 20}" for i in range(100)) if busy else []
     if busy:
-        await service.running(ids[10])
+        await service.running(ids[90])
     await kill_and_restart(broker)
     began = time.monotonic()
     ids.append(await service.submit("after the restart"))
