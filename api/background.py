@@ -52,4 +52,6 @@ class Background:
             try:
                 await self._store.sweep()
             except StorageUnavailable as error:
-                log.warning("sweep failed", reason=error.message)
+                log.warning("sweep.failed", reason=error.message)
+            except Exception as error:  # a sweep that breaks must not be the last one
+                log.error("sweep.unforeseen", kind=type(error).__name__, exc_info=error)

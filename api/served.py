@@ -1,6 +1,7 @@
 """Which models are served, under which names a client may ask for them."""
 
 import time
+from pathlib import Path
 from typing import Final
 
 from d3serve.api.strict_json import shown
@@ -39,13 +40,19 @@ class ServedModels:
         by_name = {name: model.name for model in models for name in (model.name, full_name(model))}
         if asked in by_name:
             return by_name[asked]
-        default = models[0].name if models else self._settings.model
-        if asked == self._settings.model or asked in self._settings.model_alias:
+        default = models[0].name if models else configured_name(self._settings)
+        if asked in (default, self._settings.model, *self._settings.model_alias):
             return default
         known = ", ".join(
             dict.fromkeys([default, *(model.name for model in models), *self._settings.model_alias])
         )
         raise ModelNotFound(f"the model {shown(asked)} is not served here; there is {known}", field="model")
+
+
+def configured_name(settings: Settings) -> str:
+    """What a worker will call the configured model: a Hub id as it is, a folder by its name (not its path)."""
+    is_folder = settings.model.startswith(("/", ".", "~"))
+    return Path(settings.model).resolve().name if is_folder else settings.model
 
 
 def full_name(model: ModelInfo) -> str:

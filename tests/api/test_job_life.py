@@ -4,8 +4,10 @@ import asyncio
 import json
 import time
 
+import httpx
 import pytest
 
+from d3serve.api.app import create_app
 from d3serve.api.resources import RELEASED
 from d3serve.schemas import JobError
 from d3serve.settings import Settings
@@ -299,6 +301,19 @@ async def test_readiness_waits_for_the_model_not_for_the_process(client, worker)
 @pytest.mark.usefixtures("worker")
 async def test_every_name_of_the_model_leads_to_it(name, client):
     assert (await submit(client, model=name))["request"]["model"] == "vllm-sr/d3-tiny"
+
+
+async def test_before_any_worker_lives_a_folder_is_known_by_its_name_and_its_path_is_not_told(settings):
+    application = create_app(settings.model_copy(update={"model": "/srv/private/tiny-d3"}))
+    async with application.router.lifespan_context(application):
+        transport = httpx.ASGITransport(application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://d3serve.test") as client:
+            for name in ("jev-latest", "tiny-d3", "/srv/private/tiny-d3"):
+                assert (await submit(client, model=name))["request"]["model"] == "tiny-d3"
+            refused = await client.post("/v1/jobs", json=body(model="gpt-9"))
+    assert refused.status_code == 404
+    assert "there is tiny-d3, jev-latest" in refused.json()["detail"]
+    assert "private" not in refused.text
 
 
 async def test_the_queue_and_its_metrics_move(client, worker):

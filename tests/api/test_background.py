@@ -1,0 +1,45 @@
+"""Work beside the responses: the sweep goes on whatever happens, and what was started gets time to end."""
+
+import asyncio
+
+import pytest
+
+from d3serve.api import background
+from d3serve.api.background import Background
+from d3serve.errors import StorageUnavailable
+
+pytestmark = pytest.mark.anyio
+
+
+class Store:
+    """Its sweep fails in two ways, then works; `worked` is set then."""
+
+    def __init__(self):
+        self.troubles = [StorageUnavailable("away"), RuntimeError("a bug")]
+        self.worked = asyncio.Event()
+
+    async def sweep(self):
+        if self.troubles:
+            raise self.troubles.pop(0)
+        self.worked.set()
+
+
+async def test_the_sweep_outlives_its_own_failures(monkeypatch):
+    monkeypatch.setattr(background, "SWEEP_EVERY_S", 0.001)
+    store = Store()
+    async with Background(store):
+        await asyncio.wait_for(store.worked.wait(), 5)
+
+
+async def test_what_was_started_ends_before_the_process_does_unless_it_hangs(monkeypatch):
+    monkeypatch.setattr(background, "DRAIN_S", 0.1)
+    ended = []
+
+    async def quick():
+        await asyncio.sleep(0.01)
+        ended.append("quick")
+
+    async with Background(Store()) as beside:
+        beside.start(quick())
+        beside.start(asyncio.sleep(3600))
+    assert ended == ["quick"]
