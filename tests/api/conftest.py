@@ -6,6 +6,7 @@ import socket
 import threading
 
 import httpx
+import hypothesis
 import pytest
 import redis
 import uvicorn
@@ -23,6 +24,9 @@ from d3serve.schemas import (
 )
 from d3serve.settings import Settings
 from d3serve.store.turns import TurnStore
+
+hypothesis.settings.register_profile("api", deadline=None)  # a busy machine is no bug
+hypothesis.settings.load_profile("api")
 
 MODEL = ModelInfo(
     name="vllm-sr/d3-tiny",
