@@ -17,10 +17,10 @@ pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 @pytest.mark.timeout(300)
 async def test_forty_kills_in_three_thousand_jobs_lose_nothing(service):
     """Each kill takes a whole worker or only its child, whichever chance picks."""
-    workers = [service.start_worker("question_ms=1", max_batch_questions=16) for _ in range(2)]
     service.jobs._settings = service.settings.model_copy(update={"max_attempts": 20})
+    ids = await service.submit_many(f"state {i % 300}" for i in range(3_000))  # first: work for every kill to hit
+    workers = [service.start_worker("question_ms=4", max_batch_questions=16) for _ in range(2)]
     await service.ready(2)
-    ids = await service.submit_many(f"state {i % 300}" for i in range(3_000))
     chance = random.Random(7)  # noqa: S311 # chance, not secrecy
     for _ in range(40):
         await asyncio.sleep(chance.uniform(0.1, 0.5))
@@ -30,7 +30,7 @@ async def test_forty_kills_in_three_thousand_jobs_lose_nothing(service):
             os.kill(children[0], signal.SIGKILL)
         else:
             workers[victim].kill()
-            workers[victim] = service.start_worker("question_ms=1", max_batch_questions=16)
+            workers[victim] = service.start_worker("question_ms=4", max_batch_questions=16)
     jobs = await service.finish_all(ids, 200)
     assert Counter(job.status for job in jobs) == {"succeeded": 3_000}
     assert sum(job.attempt > 1 for job in jobs) > 20, "the kills hit nobody"
