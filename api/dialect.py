@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from d3serve.api.strict_json import shown
 from d3serve.api.validation import Findings, check_request
-from d3serve.schemas import DecisionRequest
+from d3serve.schemas import MAX_LEVELS, MAX_OPTIONS, DecisionRequest
 from d3serve.settings import Settings
 
 FIELDS: Final = (
@@ -24,6 +24,50 @@ QUESTION_FIELDS: Final[Mapping[str, frozenset[str]]] = {
     "predicate": frozenset({"type", "name", "instructions"}),
     "choice": frozenset({"type", "name", "instructions", "choices"}),
     "score": frozenset({"type", "name", "instructions", "levels"}),
+}
+_INSTRUCTIONS: Final = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
+
+
+def _question_schema(kind: str, entries: str, entry: Mapping[str, Any], most: int) -> dict[str, Any]:
+    listed = {"type": "array", "items": entry, "minItems": 2, "maxItems": most}
+    return {
+        "type": "object",
+        "required": ["type", "instructions", entries],
+        "properties": {
+            "type": {"const": kind}, "name": {"type": "string"}, "instructions": _INSTRUCTIONS, entries: listed,
+        },
+    }  # fmt: skip
+
+
+_VALUE: Final = {
+    "type": "object",
+    "required": ["value"],
+    "properties": {"value": {"type": ["string", "boolean"]}},
+}
+_LABEL: Final = {"type": "object", "required": ["label"], "properties": {"label": {"type": "string"}}}
+SCHEMA: Final = {
+    "title": "OpenAIDecisionRequest",
+    "type": "object",
+    "required": ["model", "input", "questions"],
+    "properties": {
+        "model": {"type": "string"},
+        "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+        "questions": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "anyOf": [
+                    {
+                        "type": "object",
+                        "required": ["type", "instructions"],
+                        "properties": {"type": {"const": "predicate"}, "instructions": _INSTRUCTIONS},
+                    },
+                    _question_schema("choice", "choices", _VALUE, MAX_OPTIONS),
+                    _question_schema("score", "levels", _LABEL, MAX_LEVELS),
+                ]
+            },
+        },
+    },
 }
 
 

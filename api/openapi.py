@@ -1,5 +1,6 @@
 """What the OpenAPI document says beyond what FastAPI reads from the routes: raw bodies, the error body."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -16,14 +17,12 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-def body_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The description of a body that a route reads raw."""
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": model.model_json_schema(ref_template=REF)}},
-        }
-    }
+def body_of(model: type[BaseModel], *, or_else: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The description of a body that a route reads raw, in one of two dialects if `or_else` describes another."""
+    schema = model.model_json_schema(ref_template=REF)
+    if or_else is not None:
+        schema = {"$defs": schema.pop("$defs", {}), "anyOf": [schema, or_else]}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def describe(app: FastAPI) -> dict[str, Any]:

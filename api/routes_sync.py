@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from d3serve.api.auth import Writer
 from d3serve.api.bodies import read_object
 from d3serve.api.dependencies import TheParts, TheSubmitHeaders
-from d3serve.api.dialect import from_system_one, is_openai, to_system_one
+from d3serve.api.dialect import SCHEMA, from_system_one, is_openai, to_system_one
 from d3serve.api.openapi import PROBLEMS, body_of
 from d3serve.api.resources import JSON, job_path, job_response
 from d3serve.api.synchronous import Answered, Call
@@ -36,7 +36,7 @@ async def system_one(request: Request, parts: TheParts, tenant: Writer, sent: Th
     return await _respond(call, lambda answered: answered.response)
 
 
-@router.post("/v1/decisions", openapi_extra=body_of(DecisionRequest), responses=ACCEPTED)
+@router.post("/v1/decisions", openapi_extra=body_of(DecisionRequest, or_else=SCHEMA), responses=ACCEPTED)
 async def decisions(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
     """Answer now, in the dialect asked in: OpenAI's if the body says `input`, System One's if `state`."""
     body, payload = await read_object(request, parts.settings)
