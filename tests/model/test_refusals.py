@@ -196,6 +196,12 @@ def test_a_readout_of_another_size(package):
     assert "has shape [254, 128]" in refusal(package).message
 
 
+@pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"a": 1}}, {"weight_map": None}])
+def test_an_index_of_another_shape(index, package):
+    (package / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "weight_map is no object of file names" in refusal(package).message
+
+
 def test_an_index_that_points_outside(package):
     (package / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "../../x.safetensors"}})
