@@ -107,6 +107,14 @@ def open_async(settings: Settings) -> AsyncClient:
     return redis.asyncio.Redis.from_pool(pool)
 
 
+async def close_async(client: AsyncClient) -> None:
+    """Close a client of `open_async`, and what it asked sentinels with, which redis-py leaves open."""
+    await client.aclose()
+    manager = getattr(client.connection_pool, "sentinel_manager", None)
+    for sentinel in manager.sentinels if manager else ():
+        await sentinel.aclose()
+
+
 def tries_in(patience_s: float) -> int:
     """How many retries fill this time: five take the first second, then one a second."""
     return 5 + round(patience_s) if patience_s else 0

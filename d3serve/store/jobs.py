@@ -21,7 +21,7 @@ from d3serve.errors import (
 from d3serve.schemas import DecisionRequest, JobStatus, Lane, ModelInfo
 from d3serve.settings import Settings
 from d3serve.store.census import LANES, Census
-from d3serve.store.connect import AsyncClient, open_async, storage_errors
+from d3serve.store.connect import AsyncClient, close_async, open_async, storage_errors
 from d3serve.store.encode import EncodedJob, encode_job
 from d3serve.store.keys import Keys
 from d3serve.store.listing import Filters, page
@@ -65,7 +65,7 @@ class JobStore:
     ) -> None:
         """Stop the dispatcher and close the connections; waiters get ShuttingDown."""
         await self._dispatcher.stop()
-        await self._client.aclose()
+        await close_async(self._client)
         if isinstance(self._wake, Waker):
             await asyncio.to_thread(self._wake.close)
 
