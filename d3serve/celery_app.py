@@ -19,6 +19,8 @@ from d3serve.store.keys import Keys
 
 TURN_TASK = "d3.turn"
 POOL = "prefork"
+CONNECTIONS = 4  # wake-ups in flight; one takes about a millisecond
+CONNECTION_S = 5
 WakeSender = Callable[[Lane], None]  # a Waker, or what stands in for one
 
 log = structlog.get_logger(__name__)
@@ -112,15 +114,20 @@ class Waker:
 
     def __init__(self, settings: Settings) -> None:
         self._app = make_app(settings)
+        # A pool of its own: Celery's is shared by all apps of a process, and once closed stays closed.
+        self._pool = self._app.connection_for_write().Pool(limit=CONNECTIONS)
 
     def __call__(self, lane: Lane) -> None:
         """Tell the workers of the lane that there is work."""
         try:
-            self._app.send_task(TURN_TASK, queue=queue_name(lane), ignore_result=True)
+            with self._pool.acquire(block=True, timeout=CONNECTION_S) as connection:
+                self._app.send_task(
+                    TURN_TASK, queue=queue_name(lane), ignore_result=True, connection=connection
+                )
         except Exception as error:  # kombu raises its transport's errors, whatever they are
             log.warning("wake.lost", lane=lane, error=type(error).__name__)
 
     def close(self) -> None:
-        """Close the connections."""
-        self._app.pool.force_close_all()
+        """Close the connections; later wake-ups are lost."""
+        self._pool.force_close_all()
         self._app.close()

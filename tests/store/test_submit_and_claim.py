@@ -180,6 +180,18 @@ class TestClaim:
         assert len(one.claim(1).jobs) == 1
         assert not two.claim(2).jobs
 
+    @pytest.mark.sabotage("claim", "#turn > 0 and wants_wake", "wants_wake")
+    async def test_a_claim_that_finds_nothing_wakes_nobody(self, table):
+        for i in range(2):
+            await table.submit(f"o{i}", lane="offline")
+        busy, idle = table.worker("busy"), table.worker("idle")
+        busy.publish({"pid": 1})
+        idle.publish({"pid": 2})
+        first = busy.claim(1)
+        second = idle.claim(2)
+        assert (second.jobs, second.wakes) == ([], [])
+        assert busy.free(first.lease, "back").wakes == ["offline"]
+
     async def test_a_lane_that_a_worker_does_not_serve_is_left(self, table):
         await table.submit("o", lane="offline")
         assert not table.worker(lanes=("interactive",)).claim(1).jobs

@@ -79,6 +79,15 @@ def test_sixteen_threads_may_wake_at_once_and_no_channel_stays(settings, send):
         assert len(client.pubsub_channels()) == before
 
 
+def test_closing_one_waker_leaves_the_others_awake(settings, send):
+    other = Waker(settings)
+    other("interactive")
+    other.close()
+    send("interactive")
+    with redis.Redis.from_url(settings.redis_url) as client:
+        assert client.llen(Keys(settings.namespace)("mq", "interactive")) == 2
+
+
 def test_a_wake_that_cannot_be_sent_is_only_logged(tmp_path):
     Waker(Settings(redis_url=f"unix://{tmp_path}/nobody.sock"))("interactive")
 

@@ -131,9 +131,10 @@ for _, choice in ipairs(lanes_by_need()) do
     break
   end
 end
+-- Who found nothing wakes nobody: what waits is not for now, and two idle workers would wake each other for ever.
 local wakes = {}
 for i = 10, #ARGV do
-  if wants_wake(ARGV[i]) then
+  if #turn > 0 and wants_wake(ARGV[i]) then
     wakes[#wakes + 1] = ARGV[i]
   end
 end

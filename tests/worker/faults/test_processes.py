@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 async def test_forty_kills_in_three_thousand_jobs_lose_nothing(service):
     """Each kill takes a whole worker or only its child, whichever chance picks."""
     service.jobs._settings = service.settings.model_copy(update={"max_attempts": 20})
-    ids = await service.submit_many(f"state {i % 300}" for i in range(3_000))  # first: work for every kill to hit
+    ids = await service.submit_many(
+        f"state {i % 300}" for i in range(3_000)
+    )  # first: work for every kill to hit
     workers = [service.start_worker("question_ms=4", max_batch_questions=16) for _ in range(2)]
     await service.ready(2)
     chance = random.Random(7)  # noqa: S311 # chance, not secrecy
