@@ -54,7 +54,8 @@ TABLE: dict[KeyName, Key] = {
     "warm": Key("warm:", "string", "worker whose cache holds the state of <group>", "10 min", "free", "claim"),
     # the lane
     "queued": Key("queued:", "zset", "waiting job ids of <lane> by rank", "-", "submit claim free", "API"),
-    "load": Key("load:", "hash", "tokens and bytes that wait in <lane>", "-", "submit claim free", "API"),
+    "load": Key("load:", "hash", "bytes, and tokens with each job's state, that wait in <lane>", "-",
+                "submit claim free", "API"),
     "ready": Key("ready:", "zset", "groups of <lane> that wait and nobody owns, by rank of their first job",
                  "-", "submit free", "claim"),
     "wake": Key("wake:", "string", "a wake-up of <lane> is out", "2 s", "submit free reap", "the same scripts"),

@@ -295,6 +295,16 @@ class TestReading:
         with pytest.raises(InvalidRequest):
             await table.jobs.list_jobs("me", cursor="nonsense")
 
+    async def test_a_position_tells_how_long_it_will_take(self, table):
+        ids = [await table.submit(f"s{i}") for i in range(5)]
+        assert (await table.jobs.get(ids[4], "me")).queue.eta_s is None  # nobody has told a speed
+        table.worker().publish({"tokens_per_s": 10})
+        table.jobs._census._speed_until = 0.0
+        place = (await table.jobs.get(ids[4], "me")).queue
+        assert place.position == 4
+        assert place.eta_s == pytest.approx(place.ahead_tokens / 10, abs=0.1)
+        assert place.ahead_tokens > 0
+
     async def test_stats_count_lanes_and_running_jobs(self, table, make_response):
         for i in range(3):
             await table.submit(f"s{i}")

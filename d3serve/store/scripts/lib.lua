@@ -74,7 +74,7 @@ local function enqueue(id)
   end
   redis.call('ZADD', K('pend', j.group), j.rank, id)
   if redis.call('ZADD', K('queued', j.lane), j.rank, id) == 1 then
-    redis.call('HINCRBY', K('load', j.lane), 'tokens', j.tokens)
+    redis.call('HINCRBY', K('load', j.lane), 'tokens', int(j.tokens + j.state_tokens))
     redis.call('HINCRBY', K('load', j.lane), 'bytes', j.bytes)
   end
   if tonumber(j.deadline) > 0 then
@@ -86,7 +86,7 @@ local function dequeue(id)
   local j = read(id, unpack(QUEUE_FIELDS))
   redis.call('ZREM', K('pend', j.group), id)
   if redis.call('ZREM', K('queued', j.lane), id) == 1 then
-    redis.call('HINCRBY', K('load', j.lane), 'tokens', int(-j.tokens))
+    redis.call('HINCRBY', K('load', j.lane), 'tokens', int(-j.tokens - j.state_tokens))
     redis.call('HINCRBY', K('load', j.lane), 'bytes', int(-j.bytes))
   end
   redis.call('ZREM', K('deadlines'), id)
