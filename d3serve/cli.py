@@ -31,7 +31,15 @@ Model = Annotated[str | None, typer.Option(help="Local folder or Hub id of the c
 Revision = Annotated[str | None, typer.Option(help="Hub revision of the checkpoint.")]
 Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
-RedisUrl = Annotated[str | None, typer.Option(help="Redis-protocol server; unset: one is started.")]
+Quantization = Annotated[str | None, typer.Option(help="fp8: quantize plain weights while loading.")]
+TrustRemoteCode = Annotated[
+    bool | None,
+    typer.Option("--trust-remote-code", help="Let the package's own code render unknown layouts."),
+]
+Lanes = Annotated[
+    list[str] | None, typer.Option("--lane", help="interactive or offline; may be given twice. Unset: both.")
+]
+RedisUrl = Annotated[str | None, typer.Option(help="Redis-protocol server; unset: `up` starts one.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of the embedded broker.")]
@@ -46,6 +54,8 @@ def up(
     revision: Revision = None,
     dtype: Dtype = None,
     device: Device = None,
+    quantization: Quantization = None,
+    trust_remote_code: TrustRemoteCode = None,
     redis_url: RedisUrl = None,
     host: Host = None,
     port: Port = None,
@@ -123,6 +133,9 @@ def worker(
     revision: Revision = None,
     dtype: Dtype = None,
     device: Device = None,
+    quantization: Quantization = None,
+    trust_remote_code: TrustRemoteCode = None,
+    lanes: Lanes = None,
     redis_url: RedisUrl = None,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
