@@ -32,6 +32,7 @@
     │   └── StillRunning             504 still_running        (retryable)
     ├── JobFailure                   how a job can end as `failed`
     │   ├── MaxAttempts              500 max_attempts
+    │   ├── JobOverdue               410 job_expired
     │   ├── DeviceError              500 device_error
     │   └── OutOfDeviceMemory        500 out_of_device_memory
     └── StartupError                 a process refuses to start; never crosses HTTP
@@ -268,6 +269,13 @@ class MaxAttempts(JobFailure):
     """Every attempt at the job ended with the loss of its worker."""
 
     code = "max_attempts"
+
+
+class JobOverdue(JobFailure):
+    """The job ended as `expired`: it did not start, or did not end, within the time that its client gave it."""
+
+    code = "job_expired"
+    http_status = 410
 
 
 class DeviceError(JobFailure):

@@ -114,7 +114,7 @@ class Service:
         """Process ids of all children that have said so."""
         names = self.redis.zrange(self.key("workers"), 0, -1)
         found = [self.redis.hget(self.key("worker", name), "child") for name in names]
-        return [int(pid) for pid in found if pid and Path(f"/proc/{pid}").exists()]
+        return [int(pid) for pid in found if pid and _is_process(pid)]
 
     async def submit_many(self, states, **options):
         """Submit a one-question job for each state; their ids."""
@@ -148,6 +148,19 @@ class Service:
                 return job
         raise AssertionError("the job ended before it was seen running")
 
+    async def at_work(self):
+        """Wait until a turn runs; the worker whose it is, and the process id of the child that runs it."""
+        async with asyncio.timeout(60):
+            while True:
+                for lease in self.redis.zrange(self.key("leases"), 0, -1):
+                    name, pid = self.redis.hmget(self.key("lease", lease), "worker", "pid")
+                    worker = next(
+                        (w for w in self.workers if name and f"-{w.pid}-" in name and w.alive()), None
+                    )
+                    if worker and _is_process(pid):
+                        return worker, int(pid)
+                await asyncio.sleep(0.005)
+
     def passes(self):
         """What the fake engines did, pass by pass."""
         return (
@@ -169,6 +182,10 @@ class Service:
         async with asyncio.timeout(20):
             while self.redis.zcard(self.key("leases")):  # noqa: ASYNC110 # in Redis
                 await asyncio.sleep(0.05)
+
+
+def _is_process(pid):
+    return Path(f"/proc/{pid}").exists()
 
 
 @pytest.fixture(scope="session")

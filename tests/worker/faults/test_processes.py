@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import statistics
 import time
 from collections import Counter
 
@@ -16,26 +15,24 @@ pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_forty_kills_in_three_thousand_jobs_lose_nothing(service):
-    """Each kill takes a whole worker or only its child, whichever chance picks."""
+    """Each kill meets a turn that runs, and takes a whole worker or only its child, whichever chance picks."""
     service.jobs._settings = service.settings.model_copy(update={"max_attempts": 20})
-    ids = await service.submit_many(
-        f"state {i % 300}" for i in range(3_000)
-    )  # first: work for every kill to hit
-    workers = [service.start_worker("question_ms=4", max_batch_questions=16) for _ in range(2)]
+    ids = await service.submit_many(f"state {i % 300}" for i in range(3_000))
+    for _ in range(2):
+        service.start_worker("question_ms=4", max_batch_questions=16)
     await service.ready(2)
     chance = random.Random(7)  # noqa: S311 # chance, not secrecy
     for _ in range(40):
-        await asyncio.sleep(chance.uniform(0.1, 0.5))
-        victim = chance.randrange(2)
-        children = [pid for pid in service.children() if chance.random() < 0.5]
-        if children:
-            os.kill(children[0], signal.SIGKILL)
+        await asyncio.sleep(chance.uniform(0.0, 0.2))
+        worker, child = await service.at_work()
+        if chance.random() < 0.5:
+            os.kill(child, signal.SIGKILL)
         else:
-            workers[victim].kill()
-            workers[victim] = service.start_worker("question_ms=4", max_batch_questions=16)
+            worker.kill()
+            service.start_worker("question_ms=4", max_batch_questions=16)
     jobs = await service.finish_all(ids, 200)
     assert Counter(job.status for job in jobs) == {"succeeded": 3_000}
-    assert sum(job.attempt > 1 for job in jobs) > 20, "the kills hit nobody"
+    assert sum(job.attempt - 1 for job in jobs) >= 20, "the kills hit nobody"
     await service.settled()
     assert await service.finished() == {"succeeded": 3_000}
     assert not service.states_on_two_workers()
@@ -162,28 +159,3 @@ async def test_a_cancel_with_no_worker_alive_holds_when_one_comes(service):
     assert (await service.finish(kept)).status == "succeeded"
     assert [(await service.jobs.get(i, "me")).status for i in doomed] == ["canceled"] * 2
     assert service.prefills() == 1
-
-
-def slowdown():
-    """How much longer a millisecond of work takes now than it would alone: 1 on an idle machine."""
-    spans = []
-    for _ in range(60):
-        began = time.perf_counter()
-        sum(range(50_000))
-        spans.append(time.perf_counter() - began)
-        time.sleep(0.002)  # lets whoever else is busy have the processor, as a round trip does
-    return statistics.mean(spans) / min(spans)
-
-
-async def test_an_idle_service_adds_at_most_ten_milliseconds(service):
-    service.start_worker()
-    await service.ready()
-    shares = []
-    for turn in range(5):
-        waits, factor = [], slowdown()
-        for i in range(20):
-            began = time.perf_counter()
-            await service.finish(await service.submit(f"state {turn}/{i}"))
-            waits.append((time.perf_counter() - began) * 1000)
-        shares.append((statistics.median(waits) / max(factor, slowdown()), factor))
-    assert min(shares)[0] <= 10, f"p50 in ms, and how busy the machine was, of each round: {shares}"
