@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from d3serve.model.prompt import build_prompts, option_texts
+from d3serve.model.prompt import build_prompts, option_texts, state_part
 
 STEP = 32  # lengths are padded to whole chunks of the gated delta rule
 AFTER_OPTIONS = 4  # line ends of the prompt after the last option's
@@ -75,11 +75,47 @@ class Tokenizing:
         self.tokenizer, codes, self.vocab_size = load_vocabulary(folder)
         self.codes = [code for code, _ in codes]
         self.token_ids = [index for _, index in codes]
+        self.closing = self.tokenizer.encode_tail("")
         self._is_line_end = np.zeros(self.vocab_size, dtype=bool)
         self._is_line_end[line_ends(folder)] = True
         common = Counter(tag for package in packages for tag in package.tags)
         self.tags = {tag: i for i, tag in enumerate(t for t, n in sorted(common.items()) if n >= tag_floor)}
         self.sections = {section: index for index, section in enumerate(SECTIONS)}
+
+    def text_ids(self, text: str) -> list[int]:
+        """Ids of a piece of a question that begins where a token begins."""
+        return self.tokenizer.encode_tail(text)[: -len(self.closing)]
+
+    def state_ids(self, state: object) -> list[int]:
+        """Ids of a state block, but for a last token that may join what follows."""
+        ids = self.tokenizer.encode(state_part(state).rstrip()).ids  # type: ignore[arg-type]
+        return ids[: -len(self.closing)]
+
+    def ends_line(self, token: int) -> bool:
+        """Whether a token's text ends with a newline."""
+        return bool(self._is_line_end[token])
+
+    def reset_tokens(self) -> list[int]:
+        """Tokens with which a line of a question begins: the first codes, the headings' ends, the request."""
+        words = [*self.codes[:OPTIONS], "Reply", ":\n"]
+        return [self.token(word) for word in words]
+
+    def question_token(self) -> int:
+        """The first token after a state."""
+        return self.token("Question")
+
+    def blank_tokens(self) -> list[int]:
+        """Tokens of nothing but newlines."""
+        return [self.token(text) for text in ("\n", "\n\n")]
+
+    def mute_tokens(self) -> list[int]:
+        """Tokens that mark the prompt's form and mean nothing by themselves."""
+        ends = np.flatnonzero(self._is_line_end).tolist()
+        return [*ends, *self.reset_tokens(), self.question_token(), self.token("Options")]
+
+    def token(self, text: str) -> int:
+        """The first token of a text."""
+        return self.text_ids(text)[0]
 
     def sample(self, package: Package, state: object, asked: Sequence[Asked]) -> Sample:
         """Tokenize one state with its questions."""

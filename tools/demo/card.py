@@ -33,9 +33,10 @@ role, interface, summary, name or dependency is its own, and scores of size and 
 
 ## What it does not know
 
-Anything that is not a software package. Questions worded far from the training wordings, more than twelve options,
-states beyond about 600 tokens and other languages than English were not trained. Yes/no questions from debtags are
-as incomplete as the tags. With an empty state it answers how often each answer is true in training.
+Anything that is not a software package. It reads a state mostly as a bag of words in context: word order, negation
+and long-range structure are beyond it, and so is matching rare names (see the table). Questions worded far from the
+training wordings, more than twelve options, states beyond about 600 tokens and languages other than English were not
+trained. Yes/no questions from debtags are as incomplete as the tags.
 
 ## How good it is
 
@@ -59,9 +60,17 @@ Splits go by a hash of the source package's name: 92 % training, 3 % validation,
 
 {layers} layers ({linear} gated delta rule, {full} full attention), hidden size {hidden}, {parameters:.2f} M parameters;
 matrices in BF16, norms and readout in FP32. Byte-level BPE of {vocabulary} tokens with Qwen's pre-tokenizer, trained on
-the training split. Attention mode `prefix_bidir`. Trained by `tools/train_demo.py` on one H200 GPU;
-`docs/records/2026-11-29-demo-checkpoint.md` has the commands and what failed.
+the training split. Attention mode `prefix_bidir`.
+
+{made}
+`tools/train_demo.py` does it; `docs/records/2026-11-29-demo-checkpoint.md` has the commands, times and what failed.
 """
+
+
+MADE = """\
+A word model (token vectors, what each token means beside the state's mean, bilinear units that compare the state with
+each line) was trained on a CPU and then written into the network's weights: attention that averages a state, a gated
+delta rule that averages a line, attention that selects an option by its evidence. It was not trained end to end."""
 
 
 def model_card(results: Mapping[str, Any], g: Geometry, parameters: int) -> str:
@@ -88,5 +97,6 @@ def model_card(results: Mapping[str, Any], g: Geometry, parameters: int) -> str:
         full=g.full_layers,
         hidden=g.hidden,
         parameters=parameters / 1e6,
+        made=MADE,
         vocabulary=g.vocab_size,
     )

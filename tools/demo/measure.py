@@ -38,10 +38,12 @@ class Exam:
     asked: tuple[tuple[Asked, ...], ...]
 
 
-def make_exam(packages: Sequence[Package], wanted: str, seed: int) -> Exam:
-    """One state and its questions for each held-out source; sections are asked among twelve."""
+def make_exam(packages: Sequence[Package], wanted: str, seed: int, size: int | None = None) -> Exam:
+    """One state and its questions for `size` held-out sources (all by default); sections are asked among twelve."""
     pool = [p for p in one_per_source(split(packages, wanted)) if p.section in labels.SECTIONS]  # type: ignore[arg-type]
     asker, rng = Asker(pool), np.random.default_rng(seed)
+    if size is not None:
+        pool = [pool[int(i)] for i in sorted(rng.choice(len(pool), size=size, replace=False))]
     rows = []
     for package in pool:
         asked = [
@@ -66,7 +68,7 @@ def _reversed(each: Asked) -> Asked:
 
 @torch.inference_mode()
 def answer(
-    model: Model, tokenizing: Tokenizing, exam: Exam, *, causal: bool = False, rows: int = 96
+    model: Model, tokenizing: Tokenizing, exam: Exam, *, causal: bool = False, rows: int = 8
 ) -> NDArray[np.float32]:
     """Logits [questions, OPTIONS] in the order of the exam, -inf past a question's last option."""
     device = next(model.parameters()).device

@@ -20,15 +20,13 @@ VALIDATED_TOKENS = 1024
 
 
 def geometry(vocab_size: int) -> Geometry:
-    """Seven layers in an irregular order that ends with two full ones: options read the state, then the answer
-    reads the options.
-    """
+    """Four layers: lines are gathered, compared with the state, refined, and the answer reads the options."""
     full, linear = "full_attention", "linear_attention"
     return Geometry(
         vocab_size=vocab_size,
         hidden=256,
-        ffn=640,
-        layer_types=(linear, full, linear, full, linear, full, full),  # type: ignore[arg-type]
+        ffn=384,
+        layer_types=(linear, full, full, full),  # type: ignore[arg-type]
         heads=4,
         kv_heads=2,
         head_dim=64,

@@ -172,6 +172,13 @@ class Asker:
             self._held[package.name] = (no, yes)
         return self._held[package.name]
 
+    def held(self, package: Package) -> NDArray[np.float32]:
+        """Every property of a package: 1 true, 0 false, -1 where the index does not say."""
+        row = np.full(len(self._properties), -1.0, dtype=np.float32)
+        for value, indices in enumerate(self._known(package)):
+            row[indices] = value
+        return row
+
     def _balance(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Weights to draw a property with, for a no and for a yes.
 

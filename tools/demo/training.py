@@ -178,6 +178,8 @@ class Training:
             optimizer.step()
             optimizer.zero_grad()
         for key, value, step in self._averages():
+            if key not in tensors:  # saved before its first step
+                continue
             value.copy_(tensors[key])
             if step is not None:
                 step.fill_(1000)
