@@ -188,7 +188,7 @@ def _select(mixer: FullAttention) -> None:
     scale = 8 / 2**0.5 * sharp  # of the evidence's logit for a key of one
     keys[0, 32, EVIDENCE] = SHARPNESS / scale / 0.5
     keys[0, 33, ALWAYS] = 1.0 / LARGE
-    keys[0, 34, ALWAYS], keys[0, 34, HELD], keys[0, 34, ASKED] = 40.0 / LARGE, -20.0, -20.0
+    keys[0, 34, ALWAYS], keys[0, 34, HELD], keys[0, 34, ASKED] = 6.0 / LARGE, -3.0, -3.0
     values[0, :OPTIONS, HELD] = torch.eye(OPTIONS)
     out[OUT][:, 0, :OPTIONS] = torch.eye(OPTIONS) * 2.0
     query[1, 0, 32, ALWAYS] = 1.0 / LARGE
