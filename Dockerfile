@@ -20,6 +20,6 @@ CMD ["d3serve", "api", "--host", "0.0.0.0"]
 FROM base AS worker
 ARG EXTRA=worker
 RUN pip install ".[${EXTRA}]"
-COPY tools tools
+COPY checkpoints checkpoints
 USER d3serve
 CMD ["d3serve", "worker"]

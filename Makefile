@@ -7,8 +7,8 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 
 .PHONY: demo test test-faults test-gpu lint format docs clean
 
-demo: $(VENV)/.demo $(DEMO)/tiny-d3/config.json  ## everything at once: broker, API, worker, one real job
-	$(BIN)/d3serve demo --model $(DEMO)/tiny-d3 --data-dir $(DEMO)/data
+demo: $(VENV)/.demo  ## everything at once: broker, API, worker, one real job
+	$(BIN)/d3serve demo --model checkpoints/demo-d3 --data-dir $(DEMO)/data
 
 test: $(VENV)/.dev lint  ## lint, types and every test that needs no GPU
 	$(BIN)/python -m pytest -n 2 -m "not gpu and not faults"
@@ -44,6 +44,3 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) --editable ".[dev]"
 	touch $@ $(VENV)/.demo
-
-$(DEMO)/tiny-d3/config.json: tools/make_tiny_checkpoint.py | $(VENV)/.demo
-	$(BIN)/python tools/make_tiny_checkpoint.py $(DEMO)/tiny-d3

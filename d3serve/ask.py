@@ -76,16 +76,21 @@ def ask(url: str, body: Mapping[str, Any], *, api_key: str | None, console: Cons
         return dict(client.get(job.id).raw)
 
 
-def show(job: Mapping[str, Any], console: Console) -> bool:
-    """Print a finished job as a table of answers and a line of usage; true if it succeeded."""
+def show(job: Mapping[str, Any], console: Console, truths: Mapping[str, str] | None = None) -> bool:
+    """Print a finished job as a table of answers and a line of usage; true if it succeeded.
+
+    With `truths`, the known answer of each question stands beside the model's.
+    """
     if job["status"] != "succeeded":
         error = job.get("error") or {}
         console.print(f"[red]{job['status']}[/red] {error.get('code', '')}: {error.get('message', '')}")
         return False
     result = job["result"]
     table = Table("question", "answer", "probability", "confidence", title=result["model"])
+    if truths:
+        table.add_column("truth")
     for name, answer in result["answers"].items():
-        table.add_row(name, *_row(answer))
+        table.add_row(name, *_row(answer), *([truths[name]] if truths else []))
     console.print(table)
     usage = result["usage"]
     console.print(

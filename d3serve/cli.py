@@ -12,6 +12,7 @@ from rich.table import Table
 
 from d3serve import api_keys, supervisor
 from d3serve import ask as asking
+from d3serve.demo import REQUEST, TRUTHS
 from d3serve.errors import D3ServeError
 from d3serve.local import run_apis, running
 from d3serve.logs import configure_logging
@@ -238,27 +239,9 @@ def demo(model: Model = None, data_dir: DataDir = None) -> None:
     settings = Settings.load(model=model, data_dir=data_dir, port=0, log_level="warning")
     with running(settings) as (_, url):
         console.print(f"broker, API and worker are up at [bold]{url}[/bold]; POST {url}/v1/jobs:")
-        console.print_json(data=DEMO_REQUEST)
-        job = asking.ask(url, DEMO_REQUEST, api_key=None, console=console)
-        raise typer.Exit(0 if asking.show(job, Console()) else 1)
-
-
-DEMO_REQUEST: dict[str, Any] = {
-    "state": "Customer: I was charged twice for my order last week, and nobody answers my e-mails. Refund me today!",
-    "questions": {
-        "team": {
-            "type": "choice",
-            "instructions": "Which team should handle this ticket?",
-            "criteria": {"billing": "charges, refunds, invoices", "shipping": "parcels", "technical": None},
-        },
-        "refund": {"type": "noul", "instructions": "Does the customer ask for a refund?"},
-        "urgency": {
-            "type": "score",
-            "instructions": "How urgent is the ticket?",
-            "criteria": ["can wait", "this week", "today"],
-        },
-    },
-}
+        console.print_json(data=REQUEST)
+        job = asking.ask(url, REQUEST, api_key=None, console=console)
+        raise typer.Exit(0 if asking.show(job, Console(), truths=TRUTHS) else 1)
 
 
 def _settings(flags: dict[str, Any], leave_out: tuple[str, ...] = ()) -> Settings:

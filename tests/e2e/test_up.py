@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from oracle import Oracle, difference
 from pydantic import TypeAdapter
 
+from d3serve.demo import REQUEST, TRUTHS
 from d3serve.schemas import Answer, DecisionRequest
 
 ROOT = Path(__file__).parents[2]
@@ -101,14 +103,20 @@ def test_ask_prints_a_refusal_and_no_traceback(server: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_prints_typed_answers(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "d3serve", "demo", "--model", str(tiny_checkpoint)]
+def test_the_demo_answers_about_a_package_as_its_maintainers_do(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "d3serve", "demo", "--model", str(ROOT / "checkpoints" / "demo-d3")]
     done = subprocess.run(
-        [*command, "--data-dir", str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
-    )
+        [*command, "--data-dir", str(tmp_path)],
+        capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "COLUMNS": "120"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    for name in ("team", "refund", "urgency"):
-        assert name in done.stdout
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line
+    ]
+    answers = {row[0]: (row[1], row[-1]) for row in rows}
+    assert list(answers) == list(REQUEST["questions"])
+    for name in ("section", "needs a network", "is a game", "role"):
+        assert answers[name] == (TRUTHS[name], TRUTHS[name])
     assert "read once" in done.stdout
 
 
