@@ -103,37 +103,25 @@ class DecisionEngine:
             trust_remote_code: let the package's own `d3_format.py` render layouts that we do not know.
 
         Raises:
-            InvalidCheckpoint: the package is incomplete, inconsistent, of a kind that we do not know, or
-                larger than the device's free memory.
+            InvalidCheckpoint: the package is incomplete, inconsistent, of an unknown kind, or too large here.
             InvalidSettings: there is no GPU where one is asked for.
         """
-        where = _device(device)
-        kind = getattr(torch, dtype or ("bfloat16" if where.type == "cuda" else "float32"))
+        where, kind = _placement(device, dtype)
         package = locate(model, revision, with_code=trust_remote_code)
         folder = package.folder
-        config = load_decision_config(folder, any_layout=trust_remote_code)
-        geometry = load_geometry(folder)
+        config, geometry = load_decision_config(folder, any_layout=trust_remote_code), load_geometry(folder)
         tokenizer = load_prompts(folder, config, special_tokens_in_text)
-        if load_format == "random":
-            weights, _ = random_weights(geometry, where, kind)
-        else:
-            weights = load_weights(folder, geometry, where, kind, quantization)
+        drawn = random_weights(geometry, where, kind)[0] if load_format == "random" else None
+        weights = drawn or load_weights(folder, geometry, where, kind, quantization)
         plan = _plan_memory(geometry, kind, where, state_cache_bytes, shares_state=config.shares_state)
         pools = Pools.allocate(geometry, rows=plan.rows, slots=plan.slots, device=where, dtype=kind)
-        cache = StateCache(
-            rows=plan.rows,
-            slots=plan.slots,
-            row_bytes=row_bytes(geometry, kind),
-            slot_bytes=slot_bytes(geometry, kind),
-            tier=HostTier(pools, state_cache_host_bytes) if state_cache_host_bytes else None,
-        )
         return cls(
             info=_describe(package, config, geometry, kind, where),
             identity=_identity(folder, package.revision),
             config=config,
             tokenizer=tokenizer,
             backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS),
-            cache=cache,
+            cache=_state_cache(geometry, plan, pools, state_cache_host_bytes),
             pass_rows=plan.pass_rows,
         )
 
@@ -304,11 +292,12 @@ def _decided(progress: Progress) -> DecidedJob:
     return DecidedJob(answers, usage)
 
 
-def _device(name: str | None) -> torch.device:
+def _placement(device: str | None, dtype: str | None) -> tuple[torch.device, torch.dtype]:
     found = torch.cuda.is_available()
-    if name == "cuda" and not found:
+    if device == "cuda" and not found:
         raise InvalidSettings("device is cuda, but PyTorch sees no GPU here", field="device")
-    return torch.device(name or ("cuda" if found else "cpu"))
+    where = torch.device(device or ("cuda" if found else "cpu"))
+    return where, getattr(torch, dtype or ("bfloat16" if where.type == "cuda" else "float32"))
 
 
 def _describe(
@@ -350,6 +339,17 @@ def _plan_memory(
             field="state_cache_bytes",
         )
     return plan
+
+
+def _state_cache(geometry: Geometry, plan: MemoryPlan, pools: Pools, host_bytes: int) -> StateCache:
+    """The bookkeeping of `pools`, with host memory behind it if there is any."""
+    return StateCache(
+        rows=plan.rows,
+        slots=plan.slots,
+        row_bytes=row_bytes(geometry, pools.k.dtype),
+        slot_bytes=slot_bytes(geometry, pools.k.dtype),
+        tier=HostTier(pools, host_bytes) if host_bytes else None,
+    )
 
 
 def _identity(folder: Path, revision: str | None) -> str:

@@ -138,6 +138,25 @@ def write_tokenizer(
         str(index): _added_token(token, special=token in SPECIAL_TOKENS.split())
         for token, index in added.items()
     }
+    write_json(folder / "tokenizer.json", _tokenizer(vocab, merges, entries))
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": tokenizer_class,
+            "added_tokens_decoder": entries,
+            "bos_token": None,
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "unk_token": None,
+            "model_max_length": 262_144,
+        },
+    )
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+
+
+def _tokenizer(
+    vocab: dict[str, int], merges: list[tuple[str, str]], entries: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
     split = {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     model = {
@@ -154,33 +173,17 @@ def write_tokenizer(
         "vocab": vocab,
         "merges": merges,
     }
-    write_json(
-        folder / "tokenizer.json",
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [{"id": int(index), **entry} for index, entry in entries.items()],
-            "normalizer": {"type": "NFC"},
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-            "post_processor": byte_level,
-            "decoder": byte_level,
-            "model": model,
-        },
-    )
-    write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": tokenizer_class,
-            "added_tokens_decoder": entries,
-            "bos_token": None,
-            "eos_token": "<|im_end|>",
-            "pad_token": "<|endoftext|>",
-            "unk_token": None,
-            "model_max_length": 262_144,
-        },
-    )
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": int(index), **entry} for index, entry in entries.items()],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "post_processor": byte_level,
+        "decoder": byte_level,
+        "model": model,
+    }
 
 
 def _added_token(token: str, *, special: bool) -> dict[str, Any]:
