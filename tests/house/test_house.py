@@ -190,3 +190,33 @@ def test_a_bad_setting_names_its_variable(monkeypatch: pytest.MonkeyPatch, field
     monkeypatch.setenv(f"D3SERVE_{field.upper()}", value)
     with pytest.raises(InvalidSettings, match=f"D3SERVE_{field.upper()}"):
         Settings.load()
+
+
+LONGEST_FILE, LONGEST_FUNCTION, LONGEST_KERNEL = 400, 50, 150
+A_TABLE = {"tools/demo/labels.py:properties"}  # one entry a property; cutting it would only hide some
+
+
+def oversized(paths: list[Path]) -> list[str]:
+    found = []
+    for path in paths:
+        name, text = str(path.relative_to(ROOT)), path.read_text()
+        if (lines := text.count("\n")) > LONGEST_FILE:
+            found.append(f"{name}: {lines} lines")
+        limit = LONGEST_KERNEL if name.startswith("kernels/") else LONGEST_FUNCTION
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                size = (node.end_lineno or 0) - node.lineno + 1
+                if size > limit and f"{name}:{node.name}" not in A_TABLE:
+                    found.append(f"{name}:{node.name}: {size} lines")
+    return found
+
+
+def test_files_and_functions_stay_small() -> None:
+    paths = [path for folder in (*LAW, "benchmarks", "tools") for path in sources(folder)]
+    assert oversized(paths) == []
+
+
+def test_an_oversized_function_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text("def long():\n" + "    pass\n" * 50)
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    assert oversized([tmp_path / "long.py"]) == ["long.py:long: 51 lines"]
