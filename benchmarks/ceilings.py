@@ -5,7 +5,6 @@ CUDA graph, attention at the speed of the best library, and the gated delta rule
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import torch
@@ -15,43 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from d3serve.kernels.gated_delta import gated_delta_rule
 from d3serve.kernels.recurrence_plan import plan_recurrence
 from d3serve.kernels.segments import Segment
+from d3serve.model.config import Geometry
 
 LONG = 10_000  # keys from which cuDNN is known to be twice as fast as flash SDPA
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The shapes of a Qwen3.5 text model; the defaults are the 27B of d3-turbo."""
-
-    hidden: int = 5120
-    ffn: int = 17_408
-    layers: int = 64
-    full_layers: int = 16
-    heads: int = 24
-    kv_heads: int = 4
-    head_dim: int = 256
-    key_heads: int = 16
-    value_heads: int = 48
-    delta_dim: int = 128
-    vocab: int = 248_320
-
-    @property
-    def linear_layers(self) -> int:
-        """How many layers are gated delta rule layers."""
-        return self.layers - self.full_layers
-
-    def gemms(self, *, full: bool) -> list[tuple[int, int]]:
-        """The (in, out) features of one layer's matrix products, fused as the backbone fuses them."""
-        if full:
-            mixer = [
-                (self.hidden, (2 * self.heads + 2 * self.kv_heads) * self.head_dim),
-                (self.heads * self.head_dim, self.hidden),
-            ]
-        else:
-            inner = self.value_heads * self.delta_dim
-            mixed = 2 * self.key_heads * self.delta_dim + inner
-            mixer = [(self.hidden, mixed + inner + 2 * self.value_heads), (inner, self.hidden)]
-        return [*mixer, (self.hidden, 2 * self.ffn), (self.ffn, self.hidden)]
 
 
 def timed_ms(run: Callable[[], object], *, repeats: int, warmup: int = 1) -> float:
@@ -141,13 +106,15 @@ def delta_rule_ms(geometry: Geometry, states: Sequence[int], questions: Sequence
 
     fla's takes 1.5 to 2.3 times as long (`linear.py`), so a floor made with it would be too easy.
     """
-    tokens, dim = sum(states) + sum(questions), geometry.delta_dim
+    tokens, dim = sum(states) + sum(questions), geometry.linear_key_dim
     shape = {"device": "cuda", "dtype": torch.bfloat16}
-    query, key = (F.normalize(torch.randn(tokens, geometry.key_heads, dim, **shape), dim=-1) for _ in "qk")
-    value = torch.randn(tokens, geometry.value_heads, dim, **shape)
-    decay = -torch.rand(tokens, geometry.value_heads, device="cuda")
-    strength = torch.rand(tokens, geometry.value_heads, device="cuda")
-    slots = torch.randn(max(1, len(states)), geometry.value_heads, dim, dim, device="cuda")
+    query, key = (
+        F.normalize(torch.randn(tokens, geometry.linear_key_heads, dim, **shape), dim=-1) for _ in "qk"
+    )
+    value = torch.randn(tokens, geometry.linear_value_heads, dim, **shape)
+    decay = -torch.rand(tokens, geometry.linear_value_heads, device="cuda")
+    strength = torch.rand(tokens, geometry.linear_value_heads, device="cuda")
+    slots = torch.randn(max(1, len(states)), geometry.linear_value_heads, dim, dim, device="cuda")
     plan = plan_recurrence(_segments(states, questions), device="cuda")
 
     def run() -> None:

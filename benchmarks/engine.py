@@ -178,16 +178,16 @@ def kernel_times(bench: Bench, engine: DecisionEngine, row: Row, most: int = 14)
     ]
 
 
-def floor_ms(row: Row, weights: Weights, shapes: ceilings.Geometry) -> dict[str, float]:
+def floor_ms(row: Row, weights: Weights, geometry: Geometry) -> dict[str, float]:
     """The parts of a row's floor, and their sum."""
     matrices = [m for layer in weights.layers for m in matrices_of(layer)]
-    states = 0.0 if row.cached else row.jobs * ceilings.attention_ms(shapes, row.state, row.state)
+    states = 0.0 if row.cached else row.jobs * ceilings.attention_ms(geometry, row.state, row.state)
     rows, keys = row.questions * row.question, row.state + row.question
-    attention = states + row.jobs * ceilings.attention_ms(shapes, rows, keys)
+    attention = states + row.jobs * ceilings.attention_ms(geometry, rows, keys)
     parts = {
         "gemm": ceilings.gemms_ms(matrices, row.tokens),
-        "attention": shapes.full_layers * attention,
-        "delta": shapes.linear_layers * ceilings.delta_rule_ms(shapes, row.states, row.question_lengths),
+        "attention": geometry.full_layers * attention,
+        "delta": geometry.linear_layers * ceilings.delta_rule_ms(geometry, row.states, row.question_lengths),
     }
     return {**parts, "floor": sum(parts.values())}
 
@@ -250,9 +250,7 @@ def long_states(bench: Bench) -> list[str]:
     return lines
 
 
-def measure(
-    bench: Bench, row: Row, *, peers: bool, profile: bool, shapes: ceilings.Geometry | None
-) -> dict[str, Any]:
+def measure(bench: Bench, row: Row, *, peers: bool, profile: bool, floors: bool) -> dict[str, Any]:
     """One row: ours, the floor's parts, the peers."""
     began = time.perf_counter()
     total = row.jobs * row.state + row.question_tokens
@@ -272,8 +270,8 @@ def measure(
     del engine
     if on_gpu:
         torch.cuda.empty_cache()
-    if shapes:
-        result |= floor_ms(row, bench.weights, shapes)
+    if floors:
+        result |= floor_ms(row, bench.weights, bench.geometry)
     if peers and row.jobs == 1 and not row.cached and row.tokens < LONG_PASS:
         result["state_once_ms"] = peer_ms(bench, row, bench.peer.state_once)
         if row.state < ceilings.LONG:
@@ -323,14 +321,14 @@ def main() -> None:
     bench = Bench(
         GEOMETRY_TINY if options.tiny else GEOMETRY_27B, device, torch.bfloat16 if on_gpu else torch.float32
     )
-    shapes = ceilings.Geometry() if on_gpu and not options.no_floors and not options.tiny else None
+    floors = on_gpu and not options.no_floors and not options.tiny
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if on_gpu else platform.processor(),
         "torch": torch.__version__,
         "parity": check(bench),
     }
     print("\n".join(report["parity"]), flush=True)
-    if shapes:
+    if floors:
         report["copy_tb_s"] = ceilings.copy_tb_s()
         print(f"device copy {report['copy_tb_s']:.2f} TB/s", flush=True)
     if on_gpu and not options.tiny and not options.rows:
@@ -341,7 +339,7 @@ def main() -> None:
         if options.rows and not any(part in row.name for part in options.rows):
             continue
         peers, profile = not options.no_peers, options.profile and on_gpu
-        results.append(measure(bench, row, peers=peers, profile=profile, shapes=shapes))
+        results.append(measure(bench, row, peers=peers, profile=profile, floors=floors))
         print(json.dumps({k: v for k, v in results[-1].items() if k != "kernels"}), flush=True)
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
