@@ -2,10 +2,14 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import redis
+
+from d3serve.broker import EmbeddedBroker
 
 # Without a GPU kernels run in Triton's interpreter. Triton reads this when it is first imported, which
 # torch or transformers may do in any test: so here, before them all.
@@ -27,3 +31,25 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory, checkpoint_tool: M
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
     written: Path = checkpoint_tool.write_checkpoint(folder)
     return written
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The event loop that the service runs on."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real server for tests that only need one; those that break it bring their own."""
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("redis"), 2**28).start()
+    yield broker.url
+    broker.stop()
+
+
+@pytest.fixture
+def raw_redis(redis_url: str) -> Iterator[redis.Redis]:
+    """A client of that server, which is emptied first."""
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        client.flushall()
+        yield client

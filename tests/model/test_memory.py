@@ -4,20 +4,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from published import TURBO
 
 from d3serve.model.backbone import row_bytes, slot_bytes
-from d3serve.model.config import Geometry
 from d3serve.model.memory import LONGEST_PASS, MARGIN_BYTES, activation_bytes, divide_pools, plan_memory
 
 BF16 = torch.bfloat16
 MLP_ROWS = 16_384
-TURBO = Geometry(
-    vocab_size=248_320, hidden=5120, ffn=17_408,
-    layer_types=(("linear_attention",) * 3 + ("full_attention",)) * 16,
-    heads=24, kv_heads=4, head_dim=256, rotary_dim=64, rope_theta=10_000_000.0,
-    linear_key_heads=16, linear_value_heads=48, linear_key_dim=128, linear_value_dim=128,
-    conv_width=4, eps=1e-6, max_positions=262_144,
-)  # fmt: skip
 
 
 def plan(free_gb: float, *, shares_state: bool = True):

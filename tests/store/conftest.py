@@ -62,11 +62,6 @@ def sabotage(request, monkeypatch):
     monkeypatch.setattr(lua, "script", lambda asked: broken if asked == name else original(asked))
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 @pytest.fixture(scope="session")
 def broker_urls(tmp_path_factory):
     brokers = {}

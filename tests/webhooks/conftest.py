@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import redis
 
-from d3serve.broker import EmbeddedBroker
 from d3serve.egress import EgressPolicy
 from d3serve.schemas import (
     DecisionRequest,
@@ -29,25 +27,6 @@ from d3serve.worker.outbound import Outbound
 from d3serve.worker.webhooks import Sender
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture(scope="session")
-def redis_url(tmp_path_factory):
-    broker = EmbeddedBroker(tmp_path_factory.mktemp("redis"), 2**28).start()
-    yield broker.url
-    broker.stop()
-
-
-@pytest.fixture
-def raw_redis(redis_url):
-    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
-        client.flushall()
-        yield client
 
 
 @pytest.fixture

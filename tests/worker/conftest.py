@@ -27,11 +27,6 @@ RUN = (
 LEASE_S = 4
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 class Worker:
     """A worker process that a test may kill."""
 
