@@ -28,6 +28,7 @@ from d3serve.model.remote_format import RemoteFormat, load_prompts
 from d3serve.model.state_cache import CacheStats, StateCache
 from d3serve.model.tokenizer import PromptTokenizer, SpecialTokens
 from d3serve.model.turn import Pass, PinnedPass, PreparedJob, Progress, Turn
+from d3serve.model.weights import Weights
 from d3serve.schemas import Answer, ModelInfo, NoulQuestion, Question, Usage
 
 __all__ = ["DecidedJob", "DecisionEngine", "PreparedJob"]
@@ -111,8 +112,7 @@ class DecisionEngine:
         folder = package.folder
         config, geometry = load_decision_config(folder, any_layout=trust_remote_code), load_geometry(folder)
         tokenizer = load_prompts(folder, config, special_tokens_in_text)
-        drawn = random_weights(geometry, where, kind)[0] if load_format == "random" else None
-        weights = drawn or load_weights(folder, geometry, where, kind, quantization)
+        weights = _weights(folder, geometry, where, kind, quantization, at_random=load_format == "random")
         plan = _plan_memory(geometry, kind, where, state_cache_bytes, shares_state=config.shares_state)
         pools = Pools.allocate(geometry, rows=plan.rows, slots=plan.slots, device=where, dtype=kind)
         return cls(
@@ -298,6 +298,20 @@ def _placement(device: str | None, dtype: str | None) -> tuple[torch.device, tor
         raise InvalidSettings("device is cuda, but PyTorch sees no GPU here", field="device")
     where = torch.device(device or ("cuda" if found else "cpu"))
     return where, getattr(torch, dtype or ("bfloat16" if where.type == "cuda" else "float32"))
+
+
+def _weights(
+    folder: Path,
+    geometry: Geometry,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
+    *,
+    at_random: bool,
+) -> Weights:
+    if at_random:
+        return random_weights(geometry, device, dtype)[0]
+    return load_weights(folder, geometry, device, dtype, quantization)
 
 
 def _describe(
