@@ -33,10 +33,14 @@ MERGE_ROWS = 16  # packed rows that one merge program joins: small, so that a fe
 
 @triton.jit
 def _soften(scores, row_sum, row_max, visible, qk_scale, MASKED: tl.constexpr):
-    """One step of the online softmax in the log2 domain: (weights, decay of what came before, row_sum, row_max)."""
+    """One step of the online softmax in the log2 domain: (weights, decay of what came before, row_sum, row_max).
+
+    The maximum is rounded up to a whole number. So however a row's keys are cut into blocks and pieces, its weights
+    differ by powers of two only and round to the same 16-bit digits: company in a pass does not show in the answer.
+    """
     if MASKED:
         scores = tl.where(visible, scores, float("-inf"))
-    new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale)
+    new_max = tl.maximum(row_max, tl.ceil(tl.max(scores, 1) * qk_scale))
     shift = new_max
     if MASKED:
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # no key yet: (-inf) - (-inf) is NaN

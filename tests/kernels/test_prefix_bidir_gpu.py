@@ -156,6 +156,16 @@ def test_two_runs_give_the_same_bits():
     assert torch.equal(first, second)
 
 
+def test_a_question_has_the_same_digits_in_any_company():
+    """Alone it takes small tiles and many pieces of its keys, among 63 others large tiles and whole ones."""
+    crowd = cached(5_000, *[80] * 64)
+    inputs = tensors(crowd)
+    among = prefix_bidir_attention(*inputs, served(crowd), softmax_scale=4 * SCALE)[:80]
+    for plan in (served(crowd[:1]), tiled(crowd[:1]), tiled(crowd[:1], tile=SHORT)):
+        alone = prefix_bidir_attention(*inputs, plan, softmax_scale=4 * SCALE)[:80]
+        assert (alone != among).float().mean() < 0.01
+
+
 def test_offsets_past_32_bits():
     rows, prefix = 349_600, 2_200_000  # rows·H·D and prefix·HK·D are past 2^31
     question = Segment(rows - 40, 40, prefix - 200, prefix - 5_000, 4_700)
