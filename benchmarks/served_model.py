@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -95,7 +96,8 @@ class BusyShare:
 
     def __enter__(self) -> "BusyShare":
         """Start sampling."""
-        query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200"]
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        query = ["nvidia-smi", "-i", gpu, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200"]
         self._process = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)  # noqa: S603 - fixed command
         self.percent = 0.0
         return self
