@@ -97,7 +97,15 @@ class BusyShare:
     def __enter__(self) -> "BusyShare":
         """Start sampling."""
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-        query = ["nvidia-smi", "-i", gpu, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200"]
+        query = [
+            "nvidia-smi",
+            "-i",
+            gpu,
+            "--query-gpu=utilization.gpu",
+            "--format=csv,noheader,nounits",
+            "-lms",
+            "200",
+        ]
         self._process = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)  # noqa: S603 - fixed command
         self.percent = 0.0
         return self
