@@ -129,9 +129,10 @@ def build_prompts(
     size = _state_tokens(first, head)
     seam = bisect_right(first.ends, len(head))
     proven = tokenizer.splits_before_letters and first.ends[seam - 1] == len(head)
-    if proven and first.ids[seam:] == tokenizer.encode_tail(tails[0]):
+    encoded = tokenizer.encode_tails(tails) if proven else []
+    if proven and first.ids[seam:] == encoded[0]:
         joined = first.ids[size:seam]
-        blocks = [first.ids[size:]] + [joined + tokenizer.encode_tail(tail) for tail in tails[1:]]
+        blocks = [joined + ids for ids in encoded]
     else:
         blocks = [_own_block(tokenizer, head, tail, first.ids[:size]) for tail in tails]
     return Prompts(

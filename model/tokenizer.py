@@ -81,11 +81,13 @@ class PromptTokenizer:
             [-len(ROLE)] * len(opening) + inside + [len(text) + len(CLOSING)] * len(closing),
         )
 
-    def encode_tail(self, text: str) -> list[int]:
-        """Encode `text`, which begins at a pre-token boundary, and what follows the user's text."""
+    def encode_tails(self, texts: list[str]) -> list[list[int]]:
+        """Encode each text, which begins at a pre-token boundary, and what follows it; on all processors at once."""
         if self._special_tokens == "reference":
-            return self._encode(self._full, text + CLOSING)[0]
-        return self._encode(self._plain, text)[0] + self._closing
+            whole = [text + CLOSING for text in texts]
+            return [e.ids for e in self._full.encode_batch_fast(whole, add_special_tokens=False)]
+        encoded = self._plain.encode_batch_fast(texts, add_special_tokens=False)
+        return [e.ids + self._closing for e in encoded]
 
     @staticmethod
     def _encode(tokenizer: RustTokenizer, text: str) -> tuple[list[int], list[int]]:

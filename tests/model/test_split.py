@@ -105,7 +105,7 @@ def test_with_another_pre_tokenizer_every_prompt_is_read_whole(tokenizer, monkey
 
 
 def test_without_a_proven_seam_every_prompt_is_read_whole(tokenizer, reference, monkeypatch):
-    monkeypatch.setattr(tokenizer, "encode_tail", lambda _: [1, 2, 3])
+    monkeypatch.setattr(tokenizer, "encode_tails", lambda texts: [[1, 2, 3] for _ in texts])
     prompts = build_prompts(tokenizer, CODES, "Paid twice.", QUESTIONS)
     for question, block in zip(QUESTIONS.values(), prompts.questions, strict=True):
         ids = reference(whole_prompt("Paid twice.", question), add_special_tokens=False).input_ids

@@ -13,8 +13,8 @@ from typing import Self
 import numpy as np
 import torch
 from demo.index import Package
-from demo.labels import SECTIONS
 from demo.questions import OPTIONS, Asked, Asker, Rng, draw_state
+from demo.teacher import Teacher
 from demo.vocabulary import line_ends, load_vocabulary
 from numpy.typing import NDArray
 from torch import Tensor
@@ -36,6 +36,7 @@ class Sample:
     blocks: tuple[NDArray[np.int32], ...]
     counts: tuple[int, ...]
     truths: tuple[int, ...]
+    targets: tuple[NDArray[np.float32], ...]
     options: tuple[NDArray[np.int64], ...]
     package: Package
     orders: tuple[
@@ -53,9 +54,10 @@ class Batch:
     lengths: Tensor  # [B, Q]
     counts: Tensor  # [B, Q]
     truths: Tensor  # [B, Q]
+    targets: Tensor  # [B, Q, OPTIONS] what training aims at
     options: Tensor  # [B, Q, OPTIONS] rows of the option lines' last tokens
     orders: Tensor  # [B, Q // 2, OPTIONS], or [B, 0, OPTIONS]
-    section: Tensor  # [B], -1 where unnamed
+    section: Tensor  # [B, sections] what training aims at, zeros where unnamed
     tags: Tensor  # [B, tags]
 
     @property
@@ -71,20 +73,22 @@ class Batch:
 class Tokenizing:
     """Renders and tokenizes with the serving code; shared by training and evaluation."""
 
-    def __init__(self, folder: Path, packages: Sequence[Package], tag_floor: int = 25) -> None:
+    def __init__(
+        self, folder: Path, packages: Sequence[Package], teacher: Teacher | None = None, tag_floor: int = 25
+    ) -> None:
+        self.teacher = teacher or Teacher()
         self.tokenizer, codes, self.vocab_size = load_vocabulary(folder)
         self.codes = [code for code, _ in codes]
         self.token_ids = [index for _, index in codes]
-        self.closing = self.tokenizer.encode_tail("")
+        self.closing = self.tokenizer.encode_tails([""])[0]
         self._is_line_end = np.zeros(self.vocab_size, dtype=bool)
         self._is_line_end[line_ends(folder)] = True
         common = Counter(tag for package in packages for tag in package.tags)
         self.tags = {tag: i for i, tag in enumerate(t for t, n in sorted(common.items()) if n >= tag_floor)}
-        self.sections = {section: index for index, section in enumerate(SECTIONS)}
 
     def text_ids(self, text: str) -> list[int]:
         """Ids of a piece of a question that begins where a token begins."""
-        return self.tokenizer.encode_tail(text)[: -len(self.closing)]
+        return self.tokenizer.encode_tails([text])[0][: -len(self.closing)]
 
     def state_ids(self, state: object) -> list[int]:
         """Ids of a state block, but for a last token that may join what follows."""
@@ -126,7 +130,8 @@ class Tokenizing:
             self._marks(block, count) for block, count in zip(prompts.questions, counts, strict=True)
         )
         truths = tuple(each.truth for each in asked)
-        return Sample(prompts.state, prompts.questions, counts, truths, marks, package)
+        targets = tuple(self.teacher.answer(package, each) for each in asked)
+        return Sample(prompts.state, prompts.questions, counts, truths, targets, marks, package)
 
     def _marks(self, block: NDArray[np.int32], count: int) -> NDArray[np.int64]:
         """Rows of a question block where its option lines end."""
@@ -156,10 +161,10 @@ class Tokenizing:
             if s.package.tags:
                 tags[row] = 0.0
                 tags[row, [self.tags[tag] for tag in s.package.tags if tag in self.tags]] = 1.0
-        section = [self.sections.get(s.package.section, -1) for s in samples]
+        section = [self.teacher.section(s.package) for s in samples]
         arrays = (
             states, [len(s.state) for s in samples], blocks, [[len(b) for b in s.blocks] for s in samples],
-            [s.counts for s in samples], [s.truths for s in samples], options, orders, section, tags,
+            [s.counts for s in samples], [s.truths for s in samples], [s.targets for s in samples], options, orders, section, tags,
         )  # fmt: skip
         return Batch(*(torch.as_tensor(np.asarray(array)) for array in arrays))
 
