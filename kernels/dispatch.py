@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from d3serve.kernels import reference
-from d3serve.kernels.matrix import Matrix
+from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows
 from d3serve.kernels.recurrence_plan import RecurrenceSizes
 from d3serve.kernels.segments import Segment
 
@@ -128,9 +128,12 @@ def gated_delta_rule(
     return out
 
 
-def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Add to the residual stream and normalise."""
-    result: tuple[Tensor, Tensor] = _fast("fused", x.device).add_rms_norm(x, residual, weight, eps)
+def add_rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, float8: bool
+) -> tuple[Rows, Tensor]:
+    """Add to the residual stream and normalise; quantize what is normed if it meets an FP8 weight next."""
+    module = _fast("fused", x.device)
+    result: tuple[Rows, Tensor] = module.add_rms_norm(x, residual, weight, eps, float8=float8)
     return result
 
 
@@ -179,15 +182,22 @@ def gated_rms_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate)·up of one fused projection."""
-    out: Tensor = _fast("fused", gate_up.device).silu_mul(gate_up)
+def silu_mul(gate_up: Tensor, *, float8: bool) -> Rows:
+    """silu(gate)·up of one fused projection, quantized if it meets an FP8 weight next."""
+    out: Rows = _fast("fused", gate_up.device).silu_mul(gate_up, float8=float8)
     return out
 
 
-def linear(x: Tensor, weight: Matrix, out: Tensor | None = None) -> Tensor:
-    """Multiply x [T, columns] by the transpose of a weight [rows, columns], plain or FP8: [T, rows] or `out`."""
-    if isinstance(weight, Tensor):
-        return F.linear(x, weight) if out is None else torch.mm(x, weight.T, out=out)
-    product: Tensor = _fast("float8", x.device).float8_linear(x, weight)
-    return product if out is None else out.copy_(product)
+def linear(x: Rows, weight: Matrix, out: Tensor | None = None) -> Tensor:
+    """Multiply x [T, columns] by the transpose of a weight [rows, columns], plain or FP8: [T, rows] or `out`.
+
+    Raises:
+        ValueError: quantized rows meet a plain weight.
+    """
+    if isinstance(weight, Float8Matrix):
+        device = weight.values.device
+        product: Tensor = _fast("float8", device).float8_linear(x, weight, out)
+        return product
+    if not isinstance(x, Tensor):
+        raise ValueError("quantized rows meet a plain weight")
+    return F.linear(x, weight) if out is None else torch.mm(x, weight.T, out=out)

@@ -8,14 +8,18 @@ import torch
 import triton
 import triton.language as tl
 
+from d3serve.kernels.float8 import empty_rows, scale_of, to_float8
+from d3serve.kernels.matrix import Float8Rows
+
 BLOCK_F = 1024  # columns that one program of silu_mul works on
 ROWS = 8  # (row, head) pairs that one program of the per-head kernels works on
 
 
 @triton.jit
 def _add_rms_norm_kernel(
-    x, residual, weight, normed, total, x_stride, h, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
-):
+    x, residual, weight, normed, row_scales, total, x_stride, h, eps,
+    ADD: tl.constexpr, FLOAT8: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK)
     mask = offs < h
@@ -27,12 +31,18 @@ def _add_rms_norm_kernel(
         values = rounded.to(tl.float32)  # normalise what the next layer will read
     scale = tl.rsqrt(tl.sum(values * values, axis=0) / h + eps)
     gain = 1.0 + tl.load(weight + offs, mask=mask, other=0.0).to(tl.float32)
-    tl.store(normed + row * h + offs, (values * scale * gain).to(normed.dtype.element_ty), mask=mask)
+    out = (values * scale * gain).to(x.dtype.element_ty)
+    if FLOAT8:
+        out = out.to(tl.float32)
+        row_scale = scale_of(tl.max(tl.abs(out), axis=0))
+        tl.store(row_scales + row, row_scale)
+        out = to_float8(out, row_scale)
+    tl.store(normed + row * h + offs, out, mask=mask)
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, *, float8: bool = False
+) -> tuple[torch.Tensor | Float8Rows, torch.Tensor]:
     """Add `x` to the residual stream and normalise the sum: `rms(x + residual) · (1 + weight)`.
 
     Args:
@@ -40,17 +50,20 @@ def add_rms_norm(
         residual: [T, h] contiguous, or None at the first layer, where the stream is `x` itself.
         weight: [h].
         eps: inside the root.
+        float8: quantize the normed rows, rounded to x's dtype, while they are at hand.
 
     Returns:
         (normed, stream), both [T, h] in x's dtype; stream is `x` when residual is None.
     """
     T, h = x.shape
-    normed = torch.empty(T, h, dtype=x.dtype, device=x.device)
-    total = x if residual is None else torch.empty_like(normed)
+    shape = {"dtype": x.dtype, "device": x.device}
+    normed = empty_rows(T, h, x) if float8 else torch.empty(T, h, **shape)
+    values, row_scales = (normed.values, normed.scale) if isinstance(normed, Float8Rows) else (normed, None)
+    total = x if residual is None else torch.empty(T, h, **shape)
     block = triton.next_power_of_2(h)
     _add_rms_norm_kernel[(T,)](
-        x, residual, weight, normed, total, x.stride(0), h, eps,
-        ADD=residual is not None, BLOCK=block, num_warps=min(8, max(1, block // 512)),
+        x, residual, weight, values, row_scales, total, x.stride(0), h, eps,
+        ADD=residual is not None, FLOAT8=float8, BLOCK=block, num_warps=min(8, max(1, block // 512)),
     )  # fmt: skip
     return normed, total
 
@@ -220,25 +233,52 @@ def gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: 
 
 
 @triton.jit
+def _activated(gate_up, F, offs):
+    """silu(gate)·up of some columns of one row, FP32; zero beyond F."""
+    gate = tl.load(gate_up + offs, mask=offs < F, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + F + offs, mask=offs < F, other=0.0).to(tl.float32)
+    return gate * tl.sigmoid(gate) * up
+
+
+@triton.jit
 def _silu_mul_kernel(gate_up, out, stride, F, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < F
-    gate = tl.load(gate_up + row * stride + offs, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * stride + F + offs, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + row * F + offs, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=mask)
+    values = _activated(gate_up + row * stride, F, offs)
+    tl.store(out + row * F + offs, values.to(out.dtype.element_ty), mask=offs < F)
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+@triton.jit
+def _silu_mul_float8_kernel(gate_up, values, scale, stride, F, HEAD: tl.constexpr, TAIL: tl.constexpr):
+    """One row held in registers, so that it is read once: its first HEAD columns and at most TAIL more."""
+    row = tl.program_id(0).to(tl.int64)
+    head, tail = tl.arange(0, HEAD), HEAD + tl.arange(0, TAIL)
+    first = _activated(gate_up + row * stride, F, head).to(gate_up.dtype.element_ty).to(tl.float32)
+    rest = _activated(gate_up + row * stride, F, tail).to(gate_up.dtype.element_ty).to(tl.float32)
+    row_scale = scale_of(tl.maximum(tl.max(tl.abs(first), axis=0), tl.max(tl.abs(rest), axis=0)))
+    tl.store(scale + row, row_scale)
+    tl.store(values + row * F + head, to_float8(first, row_scale))
+    tl.store(values + row * F + tail, to_float8(rest, row_scale), mask=tail < F)
+
+
+def silu_mul(gate_up: torch.Tensor, *, float8: bool = False) -> torch.Tensor | Float8Rows:
     """Activate a gated MLP: `silu(gate) · up` from one projection.
 
     Args:
         gate_up: [T, 2F], gate first, rows may be strided.
+        float8: quantize the rows, rounded to gate_up's dtype, while they are at hand.
 
     Returns:
         [T, F] in gate_up's dtype.
     """
     T, F = gate_up.shape[0], gate_up.shape[1] // 2
+    if float8:
+        rows, head = empty_rows(T, F, gate_up), 1 << (F.bit_length() - 1)
+        _silu_mul_float8_kernel[(T,)](
+            gate_up, rows.values, rows.scale, gate_up.stride(0), F,
+            HEAD=head, TAIL=triton.next_power_of_2(max(1, F - head)), num_warps=min(16, max(4, head // 1024)),
+        )  # fmt: skip
+        return rows
     out = torch.empty(T, F, dtype=gate_up.dtype, device=gate_up.device)
     _silu_mul_kernel[(T, triton.cdiv(F, BLOCK_F))](gate_up, out, gate_up.stride(0), F, BLOCK=BLOCK_F)
     return out

@@ -1,4 +1,4 @@
-"""Float8Matrix: a weight of eight-bit floats with a scale for each row, and how rows are quantized."""
+"""Matrices of eight-bit floats with a scale for each row, weights and activations, and how rows are quantized."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -27,7 +27,25 @@ class Float8Matrix:
         return self.values.nbytes + self.scale.nbytes
 
 
+@dataclass(frozen=True)
+class Float8Rows:
+    """Activations on their way into an FP8 product: row i is values[i] · scale[i], and was of `dtype`."""
+
+    values: Tensor  # [T, columns] float8_e4m3fn, contiguous
+    scale: Tensor  # [T, 1] FP32
+    dtype: torch.dtype
+
+    def __getitem__(self, rows: slice) -> Self:
+        """Some of the rows."""
+        return type(self)(self.values[rows], self.scale[rows], self.dtype)
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return len(self.values)
+
+
 Matrix = Tensor | Float8Matrix
+Rows = Tensor | Float8Rows
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

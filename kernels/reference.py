@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from d3serve.kernels.matrix import Float8Matrix, quantize_rows
+from d3serve.kernels.matrix import Float8Matrix, Float8Rows, Rows, quantize_rows
 from d3serve.kernels.segments import Segment
 
 QUERY_ROWS = 1024  # rows of one attention step: bounds its score matrix on long states
@@ -249,10 +249,19 @@ def _leave(states: Tensor, segment: Segment, S: Tensor) -> None:
         states[segment.final_slot] = S
 
 
-def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Add `x` to the residual stream and normalise: (rms(sum)·(1 + weight), sum), both [T, h] in x's type."""
+def add_rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, float8: bool = False
+) -> tuple[Rows, Tensor]:
+    """Add `x` to the residual stream and normalise: (rms(sum)·(1 + weight), sum), both [T, h] in x's type.
+
+    `float8` quantizes the normed rows.
+    """
     total = x if residual is None else x + residual
-    return (_rms(total, eps) * (1.0 + weight.float())).to(x.dtype), total
+    return _rows((_rms(total, eps) * (1.0 + weight.float())).to(x.dtype), float8=float8), total
+
+
+def _rows(x: Tensor, *, float8: bool) -> Rows:
+    return Float8Rows(*quantize_rows(x), x.dtype) if float8 else x
 
 
 def _rms(x: Tensor, eps: float) -> Tensor:
@@ -323,17 +332,19 @@ def gated_rms_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed.to(x.dtype).flatten(1)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate)·up of gate_up [T, 2F] = gate | up: [T, F]."""
+def silu_mul(gate_up: Tensor, *, float8: bool = False) -> Rows:
+    """silu(gate)·up of gate_up [T, 2F] = gate | up: [T, F]; `float8` quantizes its rows."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return (F.silu(gate.float()) * up.float()).to(gate_up.dtype)
+    return _rows((F.silu(gate.float()) * up.float()).to(gate_up.dtype), float8=float8)
 
 
-def float8_linear(x: Tensor, weight: Float8Matrix) -> Tensor:
+def float8_linear(x: Rows, weight: Float8Matrix, out: Tensor | None = None) -> Tensor:
     """Multiply x [T, columns] by the transpose of `weight`, both in eight-bit floats: [T, rows] in x's type.
 
-    Each row of x is quantized by its own largest magnitude, as FP8_DYNAMIC packages ask; sums are FP32.
+    Each row of x is quantized by its own largest magnitude, as FP8_DYNAMIC packages ask, unless it has been;
+    sums are FP32.
     """
-    values, scale = quantize_rows(x)
-    product = values.float() @ weight.values.float().T
-    return (product * scale * weight.scale.T).to(x.dtype)
+    rows = x if isinstance(x, Float8Rows) else Float8Rows(*quantize_rows(x), x.dtype)
+    product = rows.values.float() @ weight.values.float().T
+    product = (product * rows.scale * weight.scale.T).to(rows.dtype)
+    return product if out is None else out.copy_(product)

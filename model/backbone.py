@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from d3serve.kernels import dispatch
+from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows
 from d3serve.kernels.segments import Segment
 from d3serve.model.buckets import Bucket
 from d3serve.model.config import Geometry
@@ -144,23 +145,28 @@ class Backbone:
         `x` and `residual` are rebound at every step, so that what a step no longer needs is free before the
         next: on a long state one set of activations is gigabytes.
         """
-        eps = self.geometry.eps
         x, residual = F.embedding(inputs.tokens, self.weights.embedding), None
         rotary = self._rotary(inputs.positions)
         counts = {FullAttention: 0, LinearAttention: 0}
         for layer in self.weights.layers[:-1]:
-            x, residual = dispatch.add_rms_norm(x, residual, layer.input_norm, eps)
+            x, residual = self._norm(x, residual, layer.input_norm, layer.first)
             x = self._mix(layer.mixer, x, inputs, rotary, counts[type(layer.mixer)])
-            x, residual = dispatch.add_rms_norm(x, residual, layer.post_norm, eps)
+            x, residual = self._norm(x, residual, layer.post_norm, layer.gate_up)
             x = self._mlp(layer, x)
             counts[type(layer.mixer)] += 1
         layer = self.weights.layers[-1]
-        x, residual = dispatch.add_rms_norm(x, residual, layer.input_norm, eps)
+        x, residual = self._norm(x, residual, layer.input_norm, layer.first)
         x = self._mix_readout(layer.mixer, x, inputs, rotary, counts[type(layer.mixer)])
         residual = residual[inputs.state_rows :].index_select(0, inputs.readout_rows)
-        x, residual = dispatch.add_rms_norm(x, residual, layer.post_norm, eps)
+        x, residual = self._norm(x, residual, layer.post_norm, layer.gate_up)
         x = self._mlp(layer, x)
-        return dispatch.add_rms_norm(x, residual, self.weights.norm, eps)[0]
+        hidden: Tensor = self._norm(x, residual, self.weights.norm, self.weights.readout)[0]
+        return hidden
+
+    def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, reader: Matrix) -> tuple[Any, Tensor]:
+        """Add to the residual stream and normalise, for `reader`: what an FP8 weight reads is quantized at once."""
+        float8 = isinstance(reader, Float8Matrix)
+        return dispatch.add_rms_norm(x, residual, weight, self.geometry.eps, float8=float8)
 
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and sin [T, R] FP32. Text only: the three axes of the interleaved rotary embedding agree."""
@@ -171,7 +177,7 @@ class Backbone:
     def _mix(
         self,
         mixer: FullAttention | LinearAttention,
-        x: Tensor,
+        x: Rows,
         inputs: PassInputs,
         rotary: tuple[Tensor, Tensor],
         index: int,
@@ -188,7 +194,7 @@ class Backbone:
     def _mix_readout(
         self,
         mixer: FullAttention | LinearAttention,
-        x: Tensor,
+        x: Rows,
         inputs: PassInputs,
         rotary: tuple[Tensor, Tensor],
         index: int,
@@ -209,7 +215,7 @@ class Backbone:
     def _question_attention(
         self,
         mixer: FullAttention,
-        x: Tensor,
+        x: Rows,
         inputs: PassInputs,
         rotary: tuple[Tensor, Tensor],
         index: int,
@@ -252,7 +258,7 @@ class Backbone:
             q, self.pools.k[index], self.pools.v[index], plan, softmax_scale=self.geometry.head_dim**-0.5
         )
 
-    def _delta_rule(self, mixer: LinearAttention, x: Tensor, plan: Any, index: int) -> tuple[Tensor, Tensor]:
+    def _delta_rule(self, mixer: LinearAttention, x: Rows, plan: Any, index: int) -> tuple[Tensor, Tensor]:
         """Values of the gated delta rule [T, HV, V] and their gate z [T, HV·V]."""
         g = self.geometry
         HV = g.linear_value_heads
@@ -278,13 +284,16 @@ class Backbone:
     def _gate_values(self, mixer: LinearAttention, values: Tensor, z: Tensor) -> Tensor:
         return dispatch.gated_rms_norm(values, z, mixer.norm, self.geometry.eps)
 
-    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+    def _mlp(self, layer: Layer, x: Rows) -> Tensor:
         """Apply the gated MLP in steps of rows: its inner width is what bounds memory on long states."""
         if len(x) <= self._mlp_rows:
-            return dispatch.linear(dispatch.silu_mul(dispatch.linear(x, layer.gate_up)), layer.down)
-        out = torch.empty_like(x)
+            return dispatch.linear(self._inner(layer, x), layer.down)
+        out = torch.empty(len(x), self.geometry.hidden, dtype=self.pools.k.dtype, device=self.pools.k.device)
         for start in range(0, len(x), self._mlp_rows):
             rows = slice(start, start + self._mlp_rows)
-            inner = dispatch.silu_mul(dispatch.linear(x[rows], layer.gate_up))
-            dispatch.linear(inner, layer.down, out=out[rows])
+            dispatch.linear(self._inner(layer, x[rows]), layer.down, out=out[rows])
         return out
+
+    def _inner(self, layer: Layer, x: Rows) -> Rows:
+        gate_up = dispatch.linear(x, layer.gate_up)
+        return dispatch.silu_mul(gate_up, float8=isinstance(layer.down, Float8Matrix))

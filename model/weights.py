@@ -42,6 +42,11 @@ class Layer:
     gate_up: Matrix  # [2·ffn, hidden]
     down: Matrix  # [hidden, ffn]
 
+    @property
+    def first(self) -> Matrix:
+        """The matrix that multiplies the normed input."""
+        return self.mixer.qkv if isinstance(self.mixer, FullAttention) else self.mixer.inputs
+
 
 @dataclass(frozen=True)
 class Weights:
