@@ -11,7 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from d3serve.kernels.dispatch import linear
+from d3serve.kernels.float8 import quantize_activations
 from d3serve.kernels.gated_delta import gated_delta_rule
+from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows
 from d3serve.kernels.recurrence_plan import plan_recurrence
 from d3serve.kernels.segments import Segment
 from d3serve.model.config import Geometry
@@ -60,20 +63,24 @@ def copy_tb_s(gigabytes: int = 4) -> float:
     return 2 * source.numel() / ms / 1e9
 
 
-def gemms_ms(weights: Sequence[torch.Tensor], tokens: int) -> float:
-    """One product with each of `weights` ([out, in], all distinct) for `tokens` rows, in one graph."""
-    by_width: dict[int, torch.Tensor] = {}
+def gemms_ms(weights: Sequence[Matrix], tokens: int) -> float:
+    """One product with each of `weights` ([out, in], all distinct) for `tokens` rows, in one graph.
+
+    Rows that meet FP8 weights are FP8 before the clock starts.
+    """
+    inputs: dict[tuple[type, int], Rows] = {}
     outputs: dict[int, torch.Tensor] = {}
     for weight in weights:
         rows, width = weight.shape
-        if width not in by_width:
-            by_width[width] = torch.randn(tokens, width, dtype=weight.dtype, device=weight.device)
+        if (key := (type(weight), width)) not in inputs:
+            drawn = torch.randn(tokens, width, dtype=torch.bfloat16, device="cuda")
+            inputs[key] = quantize_activations(drawn) if isinstance(weight, Float8Matrix) else drawn
         if rows not in outputs:
-            outputs[rows] = torch.empty(tokens, rows, dtype=weight.dtype, device=weight.device)
+            outputs[rows] = torch.empty(tokens, rows, dtype=torch.bfloat16, device="cuda")
 
     def run() -> None:
         for weight in weights:
-            torch.mm(by_width[weight.shape[1]], weight.t(), out=outputs[weight.shape[0]])
+            linear(inputs[type(weight), weight.shape[1]], weight, out=outputs[weight.shape[0]])
 
     repeats = repeats_for(tokens)
     return timed_ms(in_graph(run), repeats=repeats, warmup=int(repeats > 1))  # in_graph has run it once

@@ -76,6 +76,10 @@ class Bench:
             backbone=Backbone(g, self.weights, pools, mlp_rows=MLP_ROWS), cache=cache,
         )  # fmt: skip
 
+    def reseed(self) -> None:
+        """Draw the same tokens again."""
+        self._random = np.random.default_rng(0)
+
     def tokens(self, length: int) -> np.ndarray:
         """Random token ids."""
         return self._random.integers(0, self.geometry.vocab_size, length)

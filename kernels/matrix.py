@@ -22,6 +22,11 @@ class Float8Matrix:
         return type(self)(self.values[rows], self.scale[rows])
 
     @property
+    def shape(self) -> torch.Size:
+        """Rows and columns."""
+        return self.values.shape
+
+    @property
     def nbytes(self) -> int:
         """Memory that it takes."""
         return self.values.nbytes + self.scale.nbytes

@@ -28,7 +28,7 @@ from d3serve.model.remote_format import RemoteFormat, load_prompts
 from d3serve.model.state_cache import CacheStats, StateCache
 from d3serve.model.tokenizer import PromptTokenizer, SpecialTokens
 from d3serve.model.turn import Pass, PinnedPass, PreparedJob, Progress, Turn
-from d3serve.model.weights import Weights
+from d3serve.model.weights import Weights, to_float8
 from d3serve.schemas import Answer, ModelInfo, NoulQuestion, Question, Usage
 
 __all__ = ["DecidedJob", "DecisionEngine", "PreparedJob"]
@@ -310,7 +310,8 @@ def _weights(
     at_random: bool,
 ) -> Weights:
     if at_random:
-        return random_weights(geometry, device, dtype)[0]
+        drawn = random_weights(geometry, device, dtype)[0]
+        return to_float8(drawn) if quantization == "fp8" else drawn
     return load_weights(folder, geometry, device, dtype, quantization)
 
 

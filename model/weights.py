@@ -1,12 +1,12 @@
 """The backbone's parameters, laid out for the pass: projections that read the same rows are one matrix."""
 
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from d3serve.kernels.matrix import Float8Matrix, Matrix
+from d3serve.kernels.matrix import Float8Matrix, Matrix, quantize_rows
 from d3serve.model.config import Geometry
 
 
@@ -56,6 +56,22 @@ class Weights:
     layers: tuple[Layer, ...]
     norm: Tensor  # [hidden] FP32
     readout: Tensor  # [codes, hidden] FP32
+
+
+def to_float8(weights: Weights) -> Weights:
+    """Quantize what the published FP8 packages quantize: every matrix but the inputs of linear layers."""
+    return replace(weights, layers=tuple(map(_layer_to_float8, weights.layers)))
+
+
+def _layer_to_float8(layer: Layer) -> Layer:
+    mixer = replace(layer.mixer, out=_quantized(layer.mixer.out))
+    if isinstance(mixer, FullAttention):
+        mixer = replace(mixer, qkv=_quantized(mixer.qkv))
+    return replace(layer, mixer=mixer, gate_up=_quantized(layer.gate_up), down=_quantized(layer.down))
+
+
+def _quantized(matrix: Matrix) -> Float8Matrix:
+    return matrix if isinstance(matrix, Float8Matrix) else Float8Matrix(*quantize_rows(matrix))
 
 
 def scale_name(weight_name: str) -> str:

@@ -18,7 +18,7 @@ from d3serve.model.checkpoint import load_weights, multiplies_float8
 from d3serve.model.compressed import Scheme, dequantize, read_scheme
 from d3serve.model.config import load_geometry
 from d3serve.model.engine import DecisionEngine
-from d3serve.model.weights import FullAttention
+from d3serve.model.weights import FullAttention, to_float8
 
 FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
@@ -214,6 +214,15 @@ def test_plain_weights_are_quantized_on_request_as_the_published_packages_are(ti
             )
         else:
             assert torch.equal(a.mixer.inputs, b.mixer.inputs), "inputs of linear layers stay plain"
+    for a, b in zip(to_float8(plain).layers, quantized.layers, strict=True):
+        for mine, loaded in (
+            (a.first, b.first),
+            (a.mixer.out, b.mixer.out),
+            (a.gate_up, b.gate_up),
+            (a.down, b.down),
+        ):
+            assert torch.equal(dense(mine), dense(loaded)), "in memory as while loading"
+            assert type(mine) is type(loaded)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,0 +1,327 @@
+"""FP8 against BF16: the same weights, the same rows, the same run.
+
+    python benchmarks/formats.py --out DIR [--rows SUBSTRING ...] [--no-long] [--profile] [--tiny]
+
+Random BF16 weights at the 27B geometry are timed, quantized as `--quantization fp8` does, and timed again. Parity is
+checked first, against a reference in FP32 with unpacked weights and beside the compressed-tensors library's own
+way to run such a package: weights unpacked to BF16, inputs rounded to FP8 and back, products in BF16.
+"""
+
+import argparse
+import dataclasses
+import gc
+import json
+import platform
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import ceilings
+import engine
+import parity
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
+from engine import GEOMETRY_27B, GEOMETRY_TINY, Bench, answers
+from engine_rows import ROWS, Row
+from peers import Peer
+from torch import Tensor
+
+from d3serve.kernels.dispatch import linear
+from d3serve.kernels.matrix import Float8Matrix, quantize_rows
+from d3serve.model.backbone import row_bytes, slot_bytes
+from d3serve.model.checkpoint import quantizable
+from d3serve.model.engine import MLP_ROWS
+from d3serve.model.memory import plan_memory
+from d3serve.model.weights import Weights, to_float8
+
+MEASURED = (
+    "150-token state, 1 question of 100",
+    "150-token state, 16 questions of 80",
+    "150-token state, 64 questions of 80",
+    "64 jobs of 150-token states, 4 questions of 100",
+    "24K state, 4 questions of 100",
+    "24K state cached, 4 questions of 100",
+)
+GEOMETRY_SMALL = dataclasses.replace(
+    GEOMETRY_27B, vocab_size=4096, hidden=1024, ffn=3584, heads=6, kv_heads=1, linear_key_heads=2,
+    linear_value_heads=6, layer_types=GEOMETRY_27B.layer_types[:4],
+)  # fmt: skip
+LONG = Row("117K state, 2 questions of 100", 117_000, 2, 100)
+SAME_NOISE = 1.15  # two draws of one noise over 16 states differ by less
+SAME_ROUNDING = 1.01  # scales rounded to BF16 or not move single inputs by a step of FP8, either way
+FEW = 100  # questions whose noise says nothing
+LEAST_GB = 60  # of device memory, in which the long row must fit
+ACTIVATIONS = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
+PRODUCTS = {"qkv": (14_336, 5120), "out": (5120, 6144), "gate_up": (34_816, 5120), "down": (5120, 17_408)}
+
+
+def library_rounding(_module: object, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Round a Linear's input to FP8 and back as the library does, row by row."""
+    settings = QuantizationArgs(**ACTIVATIONS)
+    scale, zero = compute_dynamic_scales_and_zp(inputs[0], settings, torch.nn.Module())
+    return (fake_quantize(inputs[0], scale, zero, settings),)
+
+
+def peer_of(bench: Bench, tensors: dict[str, Tensor], *, rounded: bool) -> Peer:
+    """Transformers on `tensors`; `rounded` rounds what the quantized modules read."""
+    peer = Peer(bench.geometry, tensors, bench.weights.readout)
+    for name in quantizable(bench.geometry):
+        module = peer.model.get_submodule(name.removesuffix(".weight"))
+        if rounded:
+            module.register_forward_pre_hook(library_rounding)
+    return peer
+
+
+def check_pass(bench: Bench, states: int, questions: int) -> str:
+    """A whole small pass with FP8 weights and the library's, both against FP32; SystemExit when ours errs more."""
+    tensors = dict(bench.peer.model.named_parameters())
+    exact, unpacked = dict(tensors), dict(tensors)
+    for name in quantizable(bench.geometry):
+        values, scale = quantize_rows(tensors[name])
+        exact[name] = values.float() * scale
+        unpacked[name] = exact[name].to(bench.dtype)
+    bench.weights = to_float8(bench.weights)
+    jobs = bench.jobs(Row("parity", 150, questions, 40, jobs=states))
+    ours = answers(bench.engine(rows=states * (150 + 40 * questions), slots=states + 1), jobs)
+    exact_peer, library = peer_of(bench, exact, rounded=False), peer_of(bench, unpacked, rounded=True)
+    wanted, theirs = [], []
+    for job in jobs:
+        place = (bench.on_device(job.state), [bench.on_device(block) for block in job.blocks])
+        wanted.append(parity.probabilities(parity.reference_logits(exact_peer, *place)))
+        theirs.append(parity.probabilities(library.whole_prompts(*place)))
+    errors = [each - torch.cat(wanted) for each in (ours, torch.cat(theirs))]
+    our, their = (float(each.square().mean().sqrt()) for each in errors)
+    line = (
+        f"a small pass, {len(ours)} questions, against FP32 with unpacked weights: rms of dp ours {our:.5f}, the "
+        f"library's {their:.5f}; largest {float(errors[0].abs().max()):.4f} and {float(errors[1].abs().max()):.4f}; "
+        f"spread of p {float(torch.cat(wanted).std()):.3f}"
+    )
+    if len(ours) > FEW and our > SAME_NOISE * their:
+        raise SystemExit(f"parity does not hold, so nothing is timed: {line}")
+    return line
+
+
+def check_graph(bench: Bench) -> str:
+    """Compare a pass replayed as a CUDA graph with the same pass launched by the host."""
+    runner = bench.engine(rows=1024, slots=2)
+    (job,) = bench.jobs(Row("graph", 150, 1, 100))
+    read = []
+    for _ in range(4):  # eager, eager while it is captured, replayed, replayed
+        read.append(answers(runner, [job]))
+        engine.forget_all(runner)
+    if not all(torch.equal(read[0], each) for each in read[1:]):
+        raise SystemExit("a captured FP8 pass answers otherwise than an eager one")
+    return "250 tokens, captured = eager: equal to the last bit"
+
+
+def check_products(device: torch.device, tokens: int, shapes: dict[str, tuple[int, int]]) -> Iterator[str]:
+    """Each product of a layer at full size: errors against FP32 with unpacked weights, and rates."""
+    for name, (rows, columns) in shapes.items():
+        drawn = torch.randn(rows, columns, device=device) / columns**0.5
+        weight, x = (
+            Float8Matrix(*quantize_rows(drawn)),
+            torch.randn(tokens, columns, device=device).bfloat16(),
+        )
+        unpacked, few = weight.values.float() * weight.scale, x[:512]
+        plain = unpacked.bfloat16()
+        (values, scale), (rounded,) = quantize_rows(few), library_rounding(None, (few,))
+        ours, theirs = linear(few, weight), linear(rounded, plain)
+        our, their = (error(each, few.float() @ unpacked.T) for each in (ours, theirs))
+        our_sums = error(ours, (values.float() * scale) @ unpacked.T)
+        their_sums = error(theirs, rounded.float() @ unpacked.T)
+        line = (
+            f"{name} [{rows}, {columns}]: relative error {our:.5f}, the library's {their:.5f}; "
+            f"without what rounds the inputs {our_sums:.5f} and {their_sums:.5f}"
+        )
+        if our > SAME_ROUNDING * their:
+            raise SystemExit(f"an FP8 product errs more than the library's: {line}")
+        if device.type == "cuda":
+            rates = [2e-9 * tokens * rows * columns / ms for ms in product_times(weight, plain, x)]
+            names = ("FP8", "slower sums", "with quantization", "BF16")
+            shown = ", ".join(f"{kind} {rate:.0f}" for kind, rate in zip(names, rates, strict=True))
+            line += f"; TFLOP/s at {tokens} rows: {shown}"
+        yield line
+
+
+def error(ours: Tensor, wanted: Tensor) -> float:
+    """The relative error of a product."""
+    return float((ours.float() - wanted).norm() / wanted.norm())
+
+
+def product_times(weight: Float8Matrix, plain: Tensor, x: Tensor) -> list[float]:
+    """Milliseconds of a product: quantized rows, the same with slower sums, rows to be quantized, BF16."""
+    from d3serve.kernels.float8 import quantize_activations
+
+    quantized = quantize_activations(x)
+    scales = {"scale_a": quantized.scale, "scale_b": weight.scale.T, "out_dtype": x.dtype}
+    runs = (
+        lambda: linear(quantized, weight),
+        lambda: torch._scaled_mm(quantized.values, weight.values.T, **scales, use_fast_accum=False),  # noqa: SLF001
+        lambda: linear(x, weight),
+        lambda: linear(x, plain),
+    )
+    return [ceilings.timed_ms(run, repeats=10, warmup=2) for run in runs]
+
+
+def resident_bytes(weights: Weights) -> int:
+    """Memory of all parameters."""
+    held = weights.embedding.nbytes + weights.norm.nbytes + weights.readout.nbytes
+    return held + sum(
+        part.nbytes
+        for layer in weights.layers
+        for owner in (layer, layer.mixer)
+        for part in vars(owner).values()
+        if hasattr(part, "nbytes")
+    )
+
+
+def measure(bench: Bench, rows: Sequence[Row], *, profile: bool) -> dict[str, Any]:
+    """Times, floors of the products and answers to fixed jobs of one kind of weights."""
+    figures: dict[str, Any] = {"weights_gb": resident_bytes(bench.weights) / 1e9}
+    for row in rows:
+        bench.reseed()
+        runner = bench.engine(rows=row.jobs * row.state + row.question_tokens + 64, slots=row.jobs + 1)
+        ms, both = engine.engine_ms(bench, runner, row)
+        figures[row.name] = {
+            "ms": ms, "questions_s": 1000 * row.jobs * row.questions / ms, "answers": both[0],
+        }  # fmt: skip
+        if bench.device.type == "cuda":
+            matrices = [matrix for layer in bench.weights.layers for matrix in engine.matrices_of(layer)]
+            figures[row.name]["products_ms"] = ceilings.gemms_ms(matrices, row.tokens)
+            if profile and row.state > 10_000 and not row.cached:
+                figures[row.name]["kernels"] = engine.kernel_times(bench, runner, row)
+                print("\n".join(figures[row.name]["kernels"]), flush=True)
+        del runner
+        free_memory()
+        shown = {
+            name: value for name, value in figures[row.name].items() if name not in ("answers", "kernels")
+        }
+        print(row.name, json.dumps(shown), flush=True)
+    return figures
+
+
+def long_row(bench: Bench) -> dict[str, float]:
+    """117K x 2 where this process may take 60 GB of the device: pools and passes as the worker plans them."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(LEAST_GB * 1e9 / total)
+    torch.cuda.reset_peak_memory_stats()
+    free = LEAST_GB * 10**9 - torch.cuda.memory_reserved()
+    plan = plan_memory(bench.geometry, bench.dtype, free, mlp_rows=MLP_ROWS, shares_state=True)
+    if plan.pass_rows < LONG.tokens:
+        raise SystemExit(f"{LEAST_GB} GB hold passes of {plan.pass_rows} rows, fewer than {LONG.tokens}")
+    runner = bench.engine(rows=plan.rows, slots=plan.slots)
+    ms, _ = engine.engine_ms(bench, runner, LONG)
+    figures = {
+        "ms": ms,
+        "peak_gb": torch.cuda.max_memory_reserved() / 1e9,
+        "allocated_gb": torch.cuda.max_memory_allocated() / 1e9,
+        "pool_rows": plan.rows,
+        "slots": plan.slots,
+        "pool_gb": (
+            plan.rows * row_bytes(bench.geometry, bench.dtype)
+            + plan.slots * slot_bytes(bench.geometry, bench.dtype)
+        )
+        / 1e9,
+    }
+    print(LONG.name, json.dumps(figures), flush=True)
+    return figures
+
+
+def free_memory() -> None:
+    """Give back what nobody holds any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def table(plain: dict[str, Any], float8: dict[str, Any], rows: Sequence[Row]) -> str:
+    """The two side by side, as markdown."""
+    lines = [
+        "| request | BF16 ms (products) | FP8 ms (products) | FP8 ÷ BF16 | FP8 questions/s |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        a, b = plain[row.name], float8[row.name]
+        cells = [f"{each['ms']:.1f} ({each.get('products_ms', 0):.1f})" for each in (a, b)]
+        lines.append(
+            f"| {row.name} | {' | '.join(cells)} | {b['ms'] / a['ms']:.3f} | {b['questions_s']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def compare(plain: Tensor, float8: Tensor) -> str:
+    """What FP8 changes in answers of random weights, which turn small differences into large ones."""
+    changed = parity.changed_decisions(float8, plain)
+    moved = (float8 - plain).abs()
+    noise = f"rms of dp {float(moved.square().mean().sqrt()):.4f}, largest {float(moved.max()):.4f}"
+    return f"{noise}, decisions changed {changed} of {len(plain)}"
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Check, then measure BF16, FP8 and the long row."""
+    on_gpu = torch.cuda.is_available()
+    device, dtype = (torch.device("cuda"), torch.bfloat16) if on_gpu else (torch.device("cpu"), torch.float32)
+    shapes = (
+        {name: (rows // 16, columns // 16) for name, (rows, columns) in PRODUCTS.items()}
+        if options.tiny
+        else PRODUCTS
+    )
+    small = GEOMETRY_TINY if options.tiny else GEOMETRY_SMALL
+    report: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if on_gpu else platform.processor(),
+        "torch": torch.__version__,
+        "parity": [check_pass(Bench(small, device, dtype), *((2, 2) if options.tiny else (16, 16)))],
+    }
+    print(report["parity"][0], flush=True)
+    for line in check_products(device, 64 if options.tiny else 24_976, shapes):
+        report["parity"].append(line)
+        print(line, flush=True)
+    rows = [row for row in ROWS if row.name in MEASURED and any(part in row.name for part in options.rows)]
+    if options.tiny:
+        rows = [dataclasses.replace(row, state=min(row.state, 200), jobs=min(row.jobs, 2)) for row in rows]
+    bench = Bench(GEOMETRY_TINY if options.tiny else GEOMETRY_27B, device, dtype)
+    bench.peer = cast("Any", None)  # it holds the plain weights
+    free_memory()
+    plain = report["bf16"] = measure(bench, rows, profile=options.profile)
+    bench.weights = to_float8(bench.weights)
+    free_memory()
+    if on_gpu:
+        report["allocated_gb"] = torch.cuda.memory_allocated() / 1e9
+        print(f"allocated with FP8 weights alone: {report['allocated_gb']:.2f} GB", flush=True)
+        report["graph"] = check_graph(bench)
+        print(report["graph"], flush=True)
+        free_memory()
+    float8 = report["fp8"] = measure(bench, rows, profile=options.profile)
+    for row in rows:
+        line = compare(plain[row.name].pop("answers"), float8[row.name].pop("answers"))
+        report.setdefault("fp8 against bf16", {})[row.name] = line
+        print(f"{row.name}: FP8 against BF16: {line}")
+    print(f"weights: BF16 {plain['weights_gb']:.2f} GB, FP8 {float8['weights_gb']:.2f} GB")
+    report["table"] = table(plain, float8, rows)
+    if on_gpu and not options.tiny and not options.no_long:
+        report["long"] = long_row(bench)
+    print(report["table"], flush=True)
+    return report
+
+
+def main() -> None:
+    """Check, measure both, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument(
+        "--rows", nargs="*", default=MEASURED, help="only rows whose name contains one of these"
+    )
+    parser.add_argument("--no-long", action="store_true", help="leave out 117K x 2")
+    parser.add_argument("--profile", action="store_true", help="device time by kernel of the 24K row")
+    parser.add_argument("--tiny", action="store_true", help="a small geometry, to try the script itself")
+    options = parser.parse_args()
+    report = run(options)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "formats.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
