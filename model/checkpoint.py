@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from threading import Lock
 from typing import Literal
@@ -23,7 +24,7 @@ Quantization = Literal["fp8"]
 
 log = logging.getLogger(__name__)
 
-PARALLEL_SHARDS = 4  # enough to keep a fast disk and the copy to a GPU busy at once
+READERS = 8  # threads that copy a file's bytes to a GPU: enough to keep a fast disk and the bus busy at once
 
 
 def load_weights(
@@ -53,12 +54,16 @@ def load_weights(
         require_memory(geometry, dtype, float8, free_bytes=torch.cuda.mem_get_info(device)[0])
     allocator = Allocator(geometry, device, dtype, float8)
     weights = allocator.weights(CODES)
-    loading = _Loading(allocator.targets, scheme)
-    with ThreadPoolExecutor(PARALLEL_SHARDS if device.type == "cuda" else 1) as pool:
-        for _ in pool.map(lambda path: loading.read(path, device), files):
+    loading = _Loading(allocator.targets, scheme, device)
+    readers = READERS if device.type == "cuda" else 1
+    tasks = product(files, range(readers))  # shares of each file, so that a single one is read no slower
+    with ThreadPoolExecutor(readers) as pool:
+        for _ in pool.map(lambda task: loading.read(task[0], task[1], readers), tasks):
             pass
     loading.finish(folder)
     _load_readout(folder / READOUT, weights.readout)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # copies are under way
     seconds = time.monotonic() - started
     size = sum(path.stat().st_size for path in files)
     log.info("read %.2f GB in %.1f s: %.2f GB/s", size / 1e9, seconds, size / 1e9 / seconds)
@@ -99,16 +104,17 @@ def require_memory(
 class _Loading:
     """Fills targets with what files hold, each exactly once, in any order and from several threads."""
 
-    def __init__(self, targets: dict[str, Tensor], scheme: Scheme) -> None:
+    def __init__(self, targets: dict[str, Tensor], scheme: Scheme, device: torch.device) -> None:
         self._targets = targets
         self._missing = dict(targets)
         self._scheme = scheme
         self._lock = Lock()
         self._parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
+        self._device = device
 
-    def read(self, path: Path, device: torch.device) -> None:
-        """Read one file. A quantized module is unpacked once its last part has come."""
-        for stored, name, tensor in text_tensors(path, device):
+    def read(self, path: Path, share: int, shares: int) -> None:
+        """Read one of `shares` of a file. A quantized module is unpacked once its last part has come."""
+        for stored, name, tensor in text_tensors(path, self._device, share=share, shares=shares):
             if (module := self._module(name, tensor)) is not None:
                 if parts := self._collect(module, name.removeprefix(module), tensor):
                     self._unpack(module, parts, path)

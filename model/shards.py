@@ -1,6 +1,7 @@
 """The safetensors files of a package: which there are, what is in them, one tensor at a time."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,24 @@ from torch import Tensor
 
 from d3serve.errors import InvalidCheckpoint
 from d3serve.model.config import read_json
+from d3serve.model.staging import Staging
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 READOUT = "readout.safetensors"
 DRAFT_HEAD = "mtp."
 VISION = ("visual.", "model.visual.", "language_model.visual.", "model.language_model.visual.")
+HEADER_LENGTH_BYTES = 8
+TYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}  # what weights, scales, packed words and shapes are stored as
 TEXT = ("model.language_model.", "language_model.model.", "language_model.")
 
 
@@ -49,31 +62,52 @@ def text_name(stored: str) -> str | None:
 
 
 @contextmanager
-def _opened(path: Path, device: torch.device) -> Iterator[Any]:
+def _opened(path: Path) -> Iterator[Any]:
     if not path.is_file():
         raise InvalidCheckpoint(f"{path.name} is missing from {path.parent}", field=path.name)
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        with safe_open(path, framework="pt") as file:
             yield file
-    except SafetensorError as error:
+    except (SafetensorError, EOFError) as error:
         raise InvalidCheckpoint(f"{path.name} is damaged: {error}", field=path.name) from None
 
 
-def text_tensors(path: Path, device: torch.device) -> Iterator[tuple[str, str, Tensor]]:
-    """Read the tensors of one file that a text-only pass needs, each straight to `device`.
+def text_tensors(
+    path: Path, device: torch.device, *, share: int = 0, shares: int = 1
+) -> Iterator[tuple[str, str, Tensor]]:
+    """Read the tensors of one file that a text-only pass needs, or one of `shares` of them.
 
     Yields:
-        (name in the file, name in the backbone, tensor), one tensor at a time.
+        (name in the file, name in the backbone, tensor on `device`), one tensor at a time.
     """
-    with _opened(path, device) as file:
-        for stored in file.keys():  # noqa: SIM118  (a safetensors handle is no mapping)
-            if (name := text_name(stored)) is not None:
-                yield stored, name, file.get_tensor(stored)
+    with _opened(path) as file:
+        names = {stored: name for stored in file.offset_keys() if (name := text_name(stored)) is not None}
+        wanted = list(names)[share::shares]
+        mapped = device.type != "cuda"
+        tensors = map(file.get_tensor, wanted) if mapped else staged_tensors(path, wanted, device)
+        for stored, tensor in zip(wanted, tensors, strict=True):
+            yield stored, names[stored], tensor
+
+
+def staged_tensors(path: Path, names: Sequence[str], device: torch.device) -> Iterator[Tensor]:
+    """Read tensors of a file whose header the library has checked, through pinned memory."""
+    with path.open("rb") as raw:
+        length = int.from_bytes(raw.read(HEADER_LENGTH_BYTES), "little")
+        header = json.loads(raw.read(length))
+    with Staging(path, device) as staging:
+        for name in names:
+            kind, shape = header[name]["dtype"], header[name]["shape"]
+            if kind not in TYPES:
+                raise InvalidCheckpoint(
+                    f"{path.name}: tensor {name} is {kind}, which no package holds", field=name
+                )
+            begin, end = (HEADER_LENGTH_BYTES + length + offset for offset in header[name]["data_offsets"])
+            yield staging.read(begin, end).view(TYPES[kind]).view(shape)
 
 
 def float8_names(path: Path) -> Iterator[str]:
     """Yield the backbone's names of the tensors of one file that are eight-bit floats."""
-    with _opened(path, torch.device("cpu")) as file:
+    with _opened(path) as file:
         for stored in file.keys():  # noqa: SIM118
             name = text_name(stored)
             if name is not None and file.get_slice(stored).get_dtype() == "F8_E4M3":
@@ -82,6 +116,6 @@ def float8_names(path: Path) -> Iterator[str]:
 
 def tensor_sizes(path: Path) -> Iterator[tuple[str, int]]:
     """Yield each tensor's name in the file and its number of elements, from the header alone."""
-    with _opened(path, torch.device("cpu")) as file:
+    with _opened(path) as file:
         for stored in file.keys():  # noqa: SIM118
             yield stored, torch.Size(file.get_slice(stored).get_shape()).numel()
