@@ -6,6 +6,7 @@ What it reads right, it keeps: key order, integers of any usual length, floats b
 state that a worker renders is the state that was sent.
 """
 
+import itertools
 import json
 import math
 import re
@@ -21,8 +22,6 @@ MAX_VALUES = 1_000_000
 # A string, closed or running to the end of the body. Possessive, hence linear whatever the body holds.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
-_BRACKETS = bytes.maketrans(b"[]{}", b"()()")
-_NOT_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
 
 
 def read_json(body: bytes, *, max_depth: int) -> Any:
@@ -38,7 +37,7 @@ def read_json(body: bytes, *, max_depth: int) -> Any:
         raise InvalidJSON(f"the body is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}") from None
     if text.startswith("\ufeff"):
         raise InvalidJSON("the body begins with a byte order mark; send plain UTF-8")
-    _check_structure(body, max_depth)
+    _check_size(body)
     try:
         value = json.loads(
             text, object_pairs_hook=_object, parse_float=_finite_float, parse_constant=_refuse_constant
@@ -47,30 +46,40 @@ def read_json(body: bytes, *, max_depth: int) -> Any:
         raise InvalidJSON(
             f"the body is not JSON: {error.msg} at line {error.lineno} column {error.colno}"
         ) from None
-    except RecursionError:
+    except RecursionError:  # the parser counts its own depth, and stops long before the stack ends
         raise InvalidJSON(f"the body nests deeper than {max_depth} levels") from None
     except ValueError:  # int() refuses more than 4,300 digits, as their conversion takes quadratic time
         raise InvalidJSON("the body holds an integer with more digits than can be read") from None
-    if _SURROGATE_ESCAPE.search(body):
+    _check_depth(value, max_depth)
+    if b"\\" in body and _SURROGATE_ESCAPE.search(body):
         _refuse_lone_surrogates(value)
     return value
 
 
-def _check_structure(body: bytes, max_depth: int) -> None:
-    """Bound depth and number of values before the parser builds anything: neither may depend on its stack."""
-    openers = body.count(b"[") + body.count(b"{")
-    if openers <= max_depth and (len(body) < MAX_VALUES or body.count(b",") < MAX_VALUES):
-        return  # the usual body: cannot be too deep nor hold too many
-    bare = _STRING.sub(b"", body)
-    if bare.count(b",") + bare.count(b"[") + bare.count(b"{") >= MAX_VALUES:
+def _check_size(body: bytes) -> None:
+    """Bound the number of values before the parser builds any."""
+    if len(body) < MAX_VALUES or _values(body) < MAX_VALUES:
+        return
+    if _values(_STRING.sub(b"", body)) >= MAX_VALUES:
         raise InvalidJSON(f"the body holds more than {MAX_VALUES:,} values")
-    brackets = bare.translate(_BRACKETS, _NOT_BRACKETS)
-    for _ in range(max_depth):  # each round peels the innermost level
-        if not brackets:
+
+
+def _values(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def _check_depth(value: Any, max_depth: int) -> None:
+    """Level by level, so that no value, however deep, needs a deep stack."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(max_depth):
+        if not level:
             return
-        brackets = brackets.replace(b"()", b"")
-    if brackets:
-        raise InvalidJSON(f"the body nests deeper than {max_depth} levels, or its brackets do not match")
+        inner = itertools.chain.from_iterable(
+            part.values() if isinstance(part, dict) else part for part in level
+        )
+        level = [part for part in inner if isinstance(part, dict | list)]
+    if level:
+        raise InvalidJSON(f"the body nests deeper than {max_depth} levels")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pydantic_core
 from pydantic import TypeAdapter
 
 from d3serve.schemas import DecisionRequest, Lane, Question, State
@@ -25,7 +26,7 @@ class EncodedJob:
     lane: Lane
     rank_offset_ms: int
     expires_ms: int
-    state: str
+    state: bytes
     questions: str
     fields: dict[str, str | int]
 
@@ -35,18 +36,29 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
+def state_json(state: State) -> bytes:
+    """The same for a state, which may be long: written by Rust, in a sixth of the time."""
+    return pydantic_core.to_json(state)
+
+
 def estimate_tokens(text: str) -> int:
     """About how many tokens a text has: four bytes of UTF-8 each, near enough for English and Chinese.
 
     Good for lanes and budgets; the worker counts for real.
     """
-    return len(text.encode("utf-8")) // 4 + 1
+    return tokens_in(len(text.encode("utf-8")))
 
 
-def state_group(settings: Settings, model: str, tenant: str, state: str) -> str:
+def tokens_in(size_bytes: int) -> int:
+    """The estimate for a text of so many bytes."""
+    return size_bytes // 4 + 1
+
+
+def state_group(settings: Settings, model: str, tenant: str, state: bytes) -> str:
     """What two jobs must share to share a state; tenants never do, so none can time another's cache."""
-    text = to_json([model, settings.revision, tenant]) + state
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:40]
+    digest = hashlib.sha256(to_json([model, settings.revision, tenant]).encode())
+    digest.update(state)
+    return digest.hexdigest()[:40]
 
 
 def choose_lane(settings: Settings, request: DecisionRequest, longest_tokens: int) -> Lane:
@@ -70,8 +82,8 @@ def encode_job(
     """Everything that SUBMIT writes, from a validated request whose model is resolved."""
     options = request.job
     asked = {key: q.model_dump(mode="json", exclude_unset=True) for key, q in request.questions.items()}
-    state, questions = to_json(request.state), to_json(asked)
-    state_tokens = estimate_tokens(state)
+    state, questions = state_json(request.state), to_json(asked)
+    state_tokens = tokens_in(len(state))
     longest = max((estimate_tokens(to_json(q)) for q in asked.values()), default=0)
     fields: dict[str, str | int] = {
         "model": request.model,
