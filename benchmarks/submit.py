@@ -1,31 +1,43 @@
 """How fast jobs are taken: `POST /v1/jobs` on two API processes and an embedded broker, no worker.
 
-Server, broker and load generator share this machine. The generator speaks HTTP over raw sockets, so that what
-is measured is the service and not a client library.
+Server, broker and load generator share this machine. The generator speaks HTTP over raw sockets, so that what is
+measured is the service and not a client library. Every request has a state of its own, unless --one-state. Rate and
+latency feel whatever else the machine does; processor time a request, by process, hardly does.
 
-    python benchmarks/submit.py [--seconds 5] [--connections 32]
+    python benchmarks/submit.py [--seconds 5] [--connections 32] [--one-state] [--bare] [--state-files]
+
+--bare measures the ceiling: the same generator and the same HTTP server, whose application reads the body and says 202.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
+import os
 import platform
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
 
 from d3serve.broker import EmbeddedBroker
+from d3serve.local import start_apis
 from d3serve.settings import Settings
-from d3serve.supervisor import ProcessTree, bind
+from d3serve.supervisor import ProcessTree, listening
 
 PROCESSES = 2
 BODIES = {"1 KB, 1 question": (700, 1), "8 KB, 8 questions": (7_000, 8), "0.5 MB, 1 question": (500_000, 1)}
+PLACE = "number 0000000000000000. "  # where a request differs from every other
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def request_of(state_bytes: int, questions: int) -> bytes:
@@ -34,7 +46,7 @@ def request_of(state_bytes: int, questions: int) -> bytes:
         "type": "noul",
         "instructions": "Does the customer ask for a refund, and by which day of the week?",
     }
-    text = ("The parcel came late and the box was open. " * (state_bytes // 43 + 1))[:state_bytes]
+    text = PLACE + ("The parcel came late and the box was open. " * (state_bytes // 43 + 1))[:state_bytes]
     body = json.dumps(
         {"model": "jev-latest", "state": text, "questions": {f"question {i}": noul for i in range(questions)}}
     ).encode()
@@ -42,10 +54,20 @@ def request_of(state_bytes: int, questions: int) -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-async def connection(port: int, request: bytes, until: float, took: list[float]) -> None:
-    """Post the request over one kept connection until the time is up."""
+def requests_like(request: bytes, *, one_state: bool) -> Iterator[bytes]:
+    """The request again and again, each time with another number in its state."""
+    start = request.index(PLACE.encode()) + len("number ")
+    for number in itertools.count(time.time_ns() // 1000 * 1000):
+        yield request if one_state else b"%s%016d%s" % (
+            request[:start], number % 10**16, request[start + 16 :]
+        )  # fmt: skip
+
+
+async def connection(port: int, requests: Iterator[bytes], until: float, took: list[float]) -> None:
+    """Post requests over one kept connection until the time is up."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     while time.perf_counter() < until:
+        request = next(requests)
         began = time.perf_counter()
         writer.write(request)
         await writer.drain()
@@ -58,49 +80,103 @@ async def connection(port: int, request: bytes, until: float, took: list[float])
     writer.close()
 
 
-async def load(port: int, request: bytes, connections: int, seconds: float) -> dict[str, float]:
-    """Requests a second, and their latencies in milliseconds."""
+async def load(port: int, requests: Iterator[bytes], connections: int, seconds: float) -> dict[str, float]:
+    """Requests a second, their latencies in milliseconds, and the generator's own time for one."""
     took: list[float] = []
-    until = time.perf_counter() + seconds
-    await asyncio.gather(*(connection(port, request, until, took) for _ in range(connections)))
+    until, began = time.perf_counter() + seconds, time.process_time()
+    await asyncio.gather(*(connection(port, requests, until, took) for _ in range(connections)))
     cuts = statistics.quantiles(took, n=100)
-    return {"per_s": len(took) / seconds, "p50_ms": cuts[49] * 1000, "p99_ms": cuts[98] * 1000}
+    spent = time.process_time() - began
+    return {
+        "jobs": len(took), "per_s": len(took) / seconds, "p50_ms": cuts[49] * 1000, "p99_ms": cuts[98] * 1000,
+        "generator_ms": spent / len(took) * 1000,
+    }  # fmt: skip
 
 
-def measure(connections: int, seconds: float) -> dict[str, Any]:
+def cpu_s(pids: list[int]) -> float:
+    """Processor time that the processes have taken so far, in seconds."""
+    rows = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(row[11]) + int(row[12]) for row in rows) / TICKS_PER_S
+
+
+def children() -> list[int]:
+    """Process ids of our children."""
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+@contextmanager
+def service(*, state_files: bool) -> Iterator[tuple[int, list[int], list[int]]]:
+    """A port with API processes behind it, their process ids, and the broker's."""
+    tree = ProcessTree()
+    with tempfile.TemporaryDirectory() as folder, listening("127.0.0.1", 0, PROCESSES) as listeners:
+        broker = EmbeddedBroker(Path(folder), 8 * 2**30).start()
+        guard, port = children(), listeners[0].getsockname()[1]
+        settings = Settings(
+            redis_url=broker.url, state_dir=Path(folder) / "states" if state_files else None, port=port,
+            log_level="warning",
+            max_queued_jobs=10_000_000, max_queued_bytes=2**40,
+        )  # fmt: skip
+        try:
+            start_apis(tree, listeners, settings.to_env())
+            tree.wait_until(lambda: _answers(port), 30, "the API")
+            yield port, [pid for pid in children() if pid not in guard], [broker.pid]
+        finally:
+            tree.stop()
+            broker.stop()
+
+
+@contextmanager
+def bare_service() -> Iterator[tuple[int, list[int], list[int]]]:
+    """The same without d3serve: what HTTP alone allows."""
+    with listening("127.0.0.1", 0, PROCESSES) as listeners:
+        port = listeners[0].getsockname()[1]
+        command = [sys.executable, __file__, "--serve-bare"]
+        servers = [
+            subprocess.Popen([*command, str(one.fileno())], pass_fds=[one.fileno()])  # noqa: S603 # this script
+            for one in listeners
+        ]
+        try:
+            while not _answers(port):
+                time.sleep(0.05)
+            yield port, [server.pid for server in servers], []
+        finally:
+            for server in servers:
+                server.terminate()
+                server.wait()
+
+
+async def bare_app(scope: Any, receive: Any, send: Any) -> None:
+    """Read the body, say 202."""
+    if scope["type"] != "http":
+        return
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size, more = size + len(message["body"]), message["more_body"]
+    body = str(size).encode()
+    status = 202 if scope["method"] == "POST" else 200
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Every body on a fresh broker and fresh API processes."""
     results = {}
     for name, (state_bytes, questions) in BODIES.items():
-        tree = ProcessTree()
-        with tempfile.TemporaryDirectory() as folder, bind("127.0.0.1", 0) as listener:
-            broker = EmbeddedBroker(Path(folder), 8 * 2**30).start()
-            port = listener.getsockname()[1]
-            settings = Settings(
-                redis_url=broker.url,
-                max_queued_jobs=10_000_000,
-                max_queued_bytes=2**40,
-                log_level="warning",
-                port=port,
-            )
-            try:
-                for number in range(PROCESSES):
-                    descriptor = listener.fileno()
-                    tree.start(
-                        f"api{number}", ["api", "--fd", str(descriptor)], settings.to_env(), (descriptor,)
-                    )
-                tree.wait_until(lambda port=port: _answers(port), 30, "the API")
-                request = request_of(state_bytes, questions)
-                load_script = [sys.executable, __file__, "--load", str(port), "--seconds", str(seconds)]
-                done = subprocess.run(  # noqa: S603 - this script
-                    [*load_script, "--connections", str(connections)],
-                    input=request,
-                    capture_output=True,
-                    check=True,
-                )
-                results[name] = json.loads(done.stdout)
-            finally:
-                tree.stop()
-                broker.stop()
+        running = bare_service() if options.bare else service(state_files=options.state_files)
+        with running as (port, apis, brokers):
+            script = [sys.executable, __file__, "--load", str(port), "--seconds", str(options.seconds)]
+            script += ["--connections", str(options.connections)]
+            script += ["--one-state"] * options.one_state
+            request = request_of(state_bytes, questions)
+            subprocess.run([*script, "--seconds", "0.5"], input=request, capture_output=True, check=True)  # noqa: S603 # warm
+            before = cpu_s(apis), cpu_s(brokers)
+            done = subprocess.run(script, input=request, capture_output=True, check=True)  # noqa: S603 # this script
+            row = json.loads(done.stdout)
+            row["api_ms"] = (cpu_s(apis) - before[0]) / row["jobs"] * 1000
+            row["broker_ms"] = (cpu_s(brokers) - before[1]) / row["jobs"] * 1000
+            results[name] = row
     return results
 
 
@@ -111,24 +187,35 @@ def _answers(port: int) -> bool:
         return False
 
 
-def main() -> None:
-    """Print a table."""
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--one-state", action="store_true")
+    parser.add_argument("--bare", action="store_true")
+    parser.add_argument("--state-files", action="store_true")
     parser.add_argument("--load", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.load is not None:
-        request = sys.stdin.buffer.read()
-        asyncio.run(load(options.load, request, options.connections, 0.5))  # warm
-        print(json.dumps(asyncio.run(load(options.load, request, options.connections, options.seconds))))
-        return
-    print(
-        f"{PROCESSES} API processes, {options.connections} connections, Python {platform.python_version()}\n"
-    )
-    print("| body | jobs/s | p50 ms | p99 ms |\n|---|---|---|---|")
-    for name, row in measure(options.connections, options.seconds).items():
-        print(f"| {name} | {row['per_s']:,.0f} | {row['p50_ms']:.1f} | {row['p99_ms']:.1f} |")
+    parser.add_argument("--serve-bare", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Print a table."""
+    options = arguments()
+    if options.serve_bare is not None:
+        config = uvicorn.Config(bare_app, lifespan="off", log_config=None, access_log=False)
+        uvicorn.Server(config).run(sockets=[socket.socket(fileno=options.serve_bare)])
+    elif options.load is not None:
+        requests = requests_like(sys.stdin.buffer.read(), one_state=options.one_state)
+        print(json.dumps(asyncio.run(load(options.load, requests, options.connections, options.seconds))))
+    else:
+        print(f"{PROCESSES} processes, {options.connections} connections, {platform.python_version()}\n")
+        print("| body | jobs/s | p50 ms | p99 ms | API ms | broker ms | generator ms |")
+        print("|---|---|---|---|---|---|---|")
+        for name, row in measure(options).items():
+            spent = f"{row['api_ms']:.2f} | {row['broker_ms']:.2f} | {row['generator_ms']:.2f}"
+            print(f"| {name} | {row['per_s']:,.0f} | {row['p50_ms']:.1f} | {row['p99_ms']:.1f} | {spent} |")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """One machine, one process tree: the broker (unless there is a URL), the API, one worker, the webhook sender."""
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from socket import socket
 
 import httpx
 
 from d3serve.broker import running_broker
 from d3serve.settings import Settings
-from d3serve.supervisor import ProcessTree, bind
+from d3serve.supervisor import ProcessTree, listening
 
 READY_TIMEOUT_S = 1_800.0  # a 52 GB checkpoint from a cold disk takes minutes
 PROBE_TIMEOUT_S = 2.0
@@ -22,23 +23,32 @@ def running(settings: Settings) -> Iterator[tuple[ProcessTree, str]]:
         StartupError: the port is taken, a process ended, or nothing came up within half an hour.
     """
     tree = ProcessTree()
-    with closing(bind(settings.host, settings.port)) as listener, running_broker(settings) as redis_url:
-        host, port = listener.getsockname()[:2]
+    with listening(settings.host, settings.port, settings.api_processes) as listeners, \
+            running_broker(settings) as redis_url:  # fmt: skip
+        host, port = listeners[0].getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        env = settings.model_copy(update={"redis_url": redis_url, "port": port}).to_env()
+        found = {"redis_url": redis_url, "port": port, "state_dir": _state_dir(settings)}
+        env = settings.model_copy(update=found).to_env()
         with tree.stopped_by_signals():
-            start_apis(tree, listener, env, settings.api_processes)
+            start_apis(tree, listeners, env)
             tree.start("worker", ["worker"], env)
             tree.start("webhooks", ["webhooks"], env)
             tree.wait_until(lambda: _is_ready(url), READY_TIMEOUT_S, what="the model")
             yield tree, url
 
 
-def start_apis(tree: ProcessTree, listener: socket, env: dict[str, str], processes: int) -> None:
-    """Start that many API processes on one listening socket; the kernel spreads connections over them."""
-    descriptor = listener.fileno()
-    for number in range(processes):
-        tree.start(f"api {number + 1}", ["api", "--fd", str(descriptor)], env, pass_fds=(descriptor,))
+def _state_dir(settings: Settings) -> Path | None:
+    """The folder asked for, else one beside a broker of our own: nobody on another host has its jobs."""
+    if settings.state_dir is None and settings.redis_url is None:
+        return settings.data_dir.expanduser().resolve() / "states"
+    return settings.state_dir
+
+
+def start_apis(tree: ProcessTree, listeners: Sequence[socket], env: dict[str, str]) -> None:
+    """Start an API process on each of the listening sockets."""
+    for number, listener in enumerate(listeners, start=1):
+        descriptor = listener.fileno()
+        tree.start(f"api {number}", ["api", "--fd", str(descriptor)], env, pass_fds=(descriptor,))
 
 
 def run_apis(settings: Settings) -> int:
@@ -48,8 +58,9 @@ def run_apis(settings: Settings) -> int:
         StartupError: the port is taken.
     """
     tree = ProcessTree()
-    with closing(bind(settings.host, settings.port)) as listener, tree.stopped_by_signals():
-        start_apis(tree, listener, settings.to_env(), settings.api_processes)
+    with listening(settings.host, settings.port, settings.api_processes) as listeners, \
+            tree.stopped_by_signals():  # fmt: skip
+        start_apis(tree, listeners, settings.to_env())
         return tree.run()
 
 

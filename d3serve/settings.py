@@ -33,6 +33,11 @@ class Settings(BaseSettings):
         default=Path.home() / ".local" / "share" / "d3serve",
         description="Folder of the embedded broker's socket, log and append-only file.",
     )
+    state_dir: Path | None = Field(
+        default=None,
+        description="Folder for large states that every API process and worker sees. Unset: `d3serve up` with a broker "
+        "of its own uses <data_dir>/states; else Redis holds them.",
+    )
     host: str = Field(default="127.0.0.1", description="Address the API binds to.")
     api_processes: int = Field(
         default=1, ge=1, le=64, description="API processes that share the port, on one host."
@@ -87,7 +92,7 @@ class Settings(BaseSettings):
 
     # limits of one request
     max_body_bytes: int = Field(default=48 * 2**20, ge=1024, description="Largest decoded request body.")
-    max_json_depth: int = Field(default=100, ge=4, description="Deepest nesting of a request body.")
+    max_json_depth: int = Field(default=100, ge=4, le=200, description="Deepest nesting of a request body.")
     max_questions_per_job: int = Field(default=256, ge=1, description="Most questions in one job.")
     max_question_id_chars: int = Field(default=256, ge=1, description="Longest question id.")
     max_interactive_tokens: int = Field(

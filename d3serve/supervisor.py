@@ -118,9 +118,35 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         StartupError: the address is taken or not ours.
     """
+    return _listener(host, port)
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int, processes: int) -> Iterator[list[socket.socket]]:
+    """A listening socket for each of several processes, all on one port, open within the block.
+
+    On Linux the kernel then deals connections out evenly. Of one socket for all, whoever wakes first takes every
+    connection that waits: of 32 opened at once by a client, one of two processes got 21 to all 32.
+
+    Raises:
+        StartupError: the address is taken or not ours.
+    """
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(_listener(host, port, spread=False))  # finds out whether the port is free
+        if processes == 1 or sys.platform != "linux":
+            yield [first] * processes
+            return
+        port = first.getsockname()[1]
+        first.close()
+        yield [stack.enter_context(_listener(host, port, spread=True)) for _ in range(processes)]
+
+
+def _listener(host: str, port: int, *, spread: bool = False) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if spread:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
     except OSError as error:

@@ -1,13 +1,16 @@
 """What the command line hands to the processes that it starts."""
 
+import contextlib
 import socket
+import sys
 from typing import Any
 
 import pytest
 import uvicorn
 
 from d3serve import cli
-from d3serve.supervisor import bind
+from d3serve.errors import StartupError
+from d3serve.supervisor import bind, listening
 
 
 def test_the_api_serves_an_inherited_descriptor_as_the_tcp_socket_that_it_is(
@@ -21,3 +24,30 @@ def test_the_api_serves_an_inherited_descriptor_as_the_tcp_socket_that_it_is(
         cli.api(redis_url="redis://127.0.0.1:1", fd=listener.detach())
     with served[0] as inherited:
         assert inherited.family == socket.AF_INET
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux deals connections out")
+def test_connections_opened_at_once_are_dealt_out_among_processes() -> None:
+    with listening("127.0.0.1", 0, 2) as listeners, contextlib.ExitStack() as stack:
+        address = listeners[0].getsockname()
+        assert listeners[1].getsockname() == address
+        for _ in range(64):
+            stack.enter_context(socket.create_connection(address))
+        for listener in listeners:
+            listener.setblocking(False)
+            taken = 0
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    stack.enter_context(listener.accept()[0])
+                    taken += 1
+            assert 12 < taken < 52  # 64 throws of a coin: outside once in a million runs
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_port_that_another_service_shares_among_its_processes_is_taken(processes: int) -> None:
+    with (
+        listening("127.0.0.1", 0, 2) as theirs,
+        pytest.raises(StartupError, match="cannot listen"),
+        listening("127.0.0.1", theirs[0].getsockname()[1], processes),
+    ):
+        pytest.fail("two services would share the port, and their clients")
