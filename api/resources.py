@@ -55,6 +55,21 @@ def job_resource(job: JobRecord) -> JobResource:
     )
 
 
+def timing(job: JobRecord) -> dict[str, str]:
+    """The header that says where a job's time went, once it has run; the edge adds the request's own `total`.
+
+    `queue` is from its submission to its last start, `turn` from there to its end, and `pass` the part of the turn in
+    which the engine read its state and its questions. These are rows of one packed pass, so there is no time at which
+    the one ends and the other begins, and no honest way to report them apart.
+    """
+    if job.started_at is None or job.finished_at is None:
+        return {}
+    spans = {"queue": job.started_at - job.created_at, "turn": job.finished_at - job.started_at}
+    told = [f"{name};dur={seconds * 1000:.0f}" for name, seconds in spans.items()]
+    told += [f"pass;dur={job.pass_ms:.1f}"] if job.pass_ms is not None else []
+    return {"Server-Timing": ", ".join(told)}
+
+
 def job_response(
     job: JobRecord,
     *,
@@ -67,7 +82,7 @@ def job_response(
     if result is not None:
         text = text[:-1] + b',"result":' + result + b"}"
     poll = {} if job.done else {"Retry-After": str(POLL_AFTER_S), "retry-after-ms": str(POLL_AFTER_S * 1000)}
-    return JSON(text, status, {**poll, **(headers or {})})
+    return JSON(text, status, {**poll, **timing(job), **(headers or {})})
 
 
 def not_modified(response: JSON, if_none_match: str | None) -> Response:

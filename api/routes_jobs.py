@@ -12,7 +12,7 @@ from d3serve.api.dependencies import Parts, TheParts, TheSubmitHeaders, fingerpr
 from d3serve.api.events import place_of, stream
 from d3serve.api.openapi import PROBLEMS, body_of
 from d3serve.api.problems import error_of
-from d3serve.api.resources import JSON, job_path, job_response, jobs_page, not_modified
+from d3serve.api.resources import JSON, job_path, job_response, jobs_page, not_modified, timing
 from d3serve.api.validation import check_request
 from d3serve.api.webhooks import check_job_webhook
 from d3serve.errors import InvalidRequest, JobNotFinished
@@ -120,7 +120,8 @@ async def poll(
 async def result(job_id: str, parts: TheParts, tenant: Reader) -> Response:
     """The bare System One response, which the stock SDK parses. 409 while there is none."""
     try:
-        return JSON(await parts.store.result(job_id, tenant))
+        job, text = await parts.store.finished(job_id, tenant)
+        return JSON(text, headers=timing(job))
     except JobNotFinished:
         job = await parts.store.get(job_id, tenant)
         if job.error is None:

@@ -11,7 +11,7 @@ from d3serve.api.bodies import read_object
 from d3serve.api.dependencies import TheParts, TheSubmitHeaders
 from d3serve.api.dialect import SCHEMA, from_system_one, is_openai, to_system_one
 from d3serve.api.openapi import PROBLEMS, body_of
-from d3serve.api.resources import JSON, job_path, job_response
+from d3serve.api.resources import JSON, job_path, job_response, timing
 from d3serve.api.synchronous import Answered, Call
 from d3serve.api.validation import check_request
 from d3serve.schemas import DecisionRequest, DecisionResponse, JobResource
@@ -65,12 +65,4 @@ async def _respond(call: Call, render: Callable[[Answered], bytes | dict[str, An
         job = await call.parts.store.get(submitted.job_id, call.tenant)
         return job_response(job, status=202, headers=headers)
     answered = await call.answer(submitted.job_id)
-    return JSON(render(answered), headers=_headers(answered))
-
-
-def _headers(answered: Answered) -> dict[str, str]:
-    """Where the job is, and where its time went."""
-    job = answered.job
-    started, finished = job.started_at or job.created_at, job.finished_at or job.created_at
-    timing = f"queue;dur={(started - job.created_at) * 1000:.0f}, run;dur={(finished - started) * 1000:.0f}"
-    return {"Location": job_path(job.id), "Server-Timing": timing}
+    return JSON(render(answered), headers={"Location": job_path(answered.job.id), **timing(answered.job)})

@@ -33,6 +33,7 @@
     ├── JobFailure                   how a job can end as `failed`
     │   ├── MaxAttempts              500 max_attempts
     │   ├── JobOverdue               410 job_expired
+    │   ├── StateLost                500 state_lost           (retryable)
     │   ├── DeviceError              500 device_error
     │   └── OutOfDeviceMemory        500 out_of_device_memory
     └── StartupError                 a process refuses to start; never crosses HTTP
@@ -276,6 +277,13 @@ class JobOverdue(JobFailure):
 
     code = "job_expired"
     http_status = 410
+
+
+class StateLost(JobFailure):
+    """The job's state is no longer where it was stored; sending the same request again stores it again."""
+
+    code = "state_lost"
+    retryable = True
 
 
 class DeviceError(JobFailure):

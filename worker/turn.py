@@ -9,7 +9,7 @@ from typing import Any, Literal
 import structlog
 
 from d3serve.celery_app import WakeSender
-from d3serve.errors import D3ServeError, DeviceError, InternalError, StorageUnavailable
+from d3serve.errors import D3ServeError, DeviceError, InternalError, StateLost, StorageUnavailable
 from d3serve.schemas import Answer, DecisionResponse, ErrorAnswer, JobError, Question, QuestionError, Usage
 from d3serve.settings import Settings
 from d3serve.store.encode import decode_questions, decode_state
@@ -105,10 +105,14 @@ class TurnRunner:
     # --- preparing ---------------------------------------------------------------------------------
 
     def _prepare_all(self, turn: Turn, jobs: Sequence[ClaimedJob]) -> list[Work]:
-        states = {job.group: decode_state(job.state) for job in jobs}
+        states: dict[str, Any] = {}
         works = []
         for job in jobs:
             try:
+                if job.state is None:
+                    raise StateLost("the state of this job is no longer stored; send the request again")
+                if job.group not in states:
+                    states[job.group] = decode_state(job.state)
                 works.append(self._prepare(job, states[job.group]))
             except Exception as error:  # a job's fault must not fail its neighbours
                 self._fail(turn, job, error)
@@ -150,6 +154,7 @@ class TurnRunner:
 
     def _decide(self, turn: Turn, works: Sequence[Work], report: TurnReport) -> None:
         """Run one pass; where it fails, halve it until the job at fault is alone, and fail only that."""
+        began = time.perf_counter()
         try:
             decided = self._engine.decide([work.prepared for work in works])
         except DeviceError:
@@ -164,18 +169,19 @@ class TurnRunner:
             self._decide(turn, works[middle:], report)
             return
         report.passes += 1
+        pass_ms = (time.perf_counter() - began) * 1000
         for work, answer in zip(works, decided, strict=True):
-            self._succeed(turn, work, answer)
+            self._succeed(turn, work, answer, pass_ms)
             report.jobs += 1
             report.work_tokens += work.prepared.state_tokens + question_tokens(work.prepared)
 
     # --- committing --------------------------------------------------------------------------------
 
-    def _succeed(self, turn: Turn, work: Work, decided: Decided) -> None:
+    def _succeed(self, turn: Turn, work: Work, decided: Decided, pass_ms: float) -> None:
         order = decode_questions(work.job.questions)
         answers: dict[str, Answer] = {name: decided.answers.get(name) or work.refused[name] for name in order}
         response = DecisionResponse(model=self._model_name(), answers=answers, usage=decided.usage)
-        accepted = self._store.succeed(turn.lease, work.job.id, response)
+        accepted = self._store.succeed(turn.lease, work.job.id, response, pass_ms)
         self._log(work.job, "succeeded" if accepted else "refused", work.prepared, decided.usage)
 
     def _fail(self, turn: Turn, job: ClaimedJob, error: Exception) -> None:

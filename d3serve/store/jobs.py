@@ -28,6 +28,7 @@ from d3serve.store.listing import Filters, page
 from d3serve.store.lua import Argument, ScriptName, run_script_async
 from d3serve.store.memory import MemoryGuard
 from d3serve.store.records import JobPage, JobRecord, Progress, QueueStats, Submitted, WorkerInfo
+from d3serve.store.states import LargeStates
 from d3serve.store.waiters import Dispatcher
 
 REREAD_S = 1.0
@@ -48,6 +49,7 @@ class JobStore:
         self._key = Keys(settings.namespace)
         self._census = Census(client, self._key)
         self._memory = MemoryGuard(client)
+        self._states = LargeStates(client, self._key, settings.state_dir)
         self._dispatcher = Dispatcher(client, self._key("done"))
 
     @classmethod
@@ -95,14 +97,15 @@ class JobStore:
         job = encode_job(self._settings, request, tenant=tenant, traceparent=traceparent)
         idem_ttl_s = idempotency_ttl_s or self._settings.idempotency_ttl_s
         idem = "" if idempotency_key is None else _digest(f"{tenant}\0{idempotency_key}")
+        job_id = f"job_{secrets.token_hex(12)}"
         with storage_errors():
             await self._memory.admit()
-            answer = await self._run(
-                "submit", f"job_{secrets.token_hex(12)}", job.group, job.lane, tenant, job.state, job.questions,
+            answer = await self._states.submit(job, lambda state: self._run(
+                "submit", job_id, job.group, job.lane, tenant, state, len(job.state), job.questions,
                 job.rank_offset_ms, job.expires_ms, idem, fingerprint, 1000 * idem_ttl_s,
                 self._settings.max_queued_jobs, self._settings.max_queued_bytes,
                 *(part for field in job.fields.items() for part in field),
-            )  # fmt: skip
+            ))  # fmt: skip
         if answer[0] == "reused":
             raise IdempotencyKeyReused("this Idempotency-Key came before with another body")
         if answer[0] == "full":
@@ -185,9 +188,10 @@ class JobStore:
         return count, max(left_ms, 0) / 1000
 
     async def sweep(self) -> None:
-        """Do what workers' sweepers do, for when no worker lives: end overdue jobs, free dead leases."""
+        """End overdue jobs and free dead leases, as workers do while one lives; remove states that nobody needs."""
         with storage_errors():
             *_, wakes = await self._run("reap", *LANES)
+            await self._states.sweep()
         for lane in wakes:
             await self.send_wake(lane)
 
@@ -242,7 +246,11 @@ class JobStore:
                     await self._pause(waiter.event, REREAD_S)
 
     async def result(self, job_id: str, tenant: str) -> bytes:
-        """Read the JSON text of the job's DecisionResponse, as committed.
+        """Read the JSON text of the job's DecisionResponse, as committed. Raises like `finished`."""
+        return (await self.finished(job_id, tenant))[1]
+
+    async def finished(self, job_id: str, tenant: str) -> tuple[JobRecord, bytes]:
+        """Read a job that has succeeded, and its result.
 
         Raises:
             JobNotFinished: not succeeded (yet); `details["status"]` holds the status.
@@ -255,7 +263,7 @@ class JobStore:
             text = await self._client.get(self._key("res", job_id))
             if text is None:
                 await self._raise_missing(job_id, tenant)
-        return str(text).encode()
+        return job, str(text).encode()
 
     async def list_jobs(
         self,
@@ -353,7 +361,7 @@ def _digest(text: str) -> str:
 
 
 def _submitted(answer: list[Any], fresh: tuple[DecisionRequest, str, EncodedJob] | None = None) -> Submitted:
-    kind, job_id, wake, lane, *created = answer
+    kind, job_id, wake, lane, _, *created = answer
     job = _fresh_record(job_id, int(created[0]), *fresh) if fresh and created else None
     return Submitted(job_id=job_id, created=kind == "new", wake=bool(wake), lane=lane, job=job)
 

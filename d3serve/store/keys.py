@@ -12,7 +12,7 @@ KeyName = Literal[
     "queued", "load", "ready", "wake", "mq",
     "lease", "leasejobs", "leasegrps", "leases", "deadlines",
     "worker", "workers", "finished", "hooks_due",
-    "hook", "hooks_of", "hook_secret", "endpoints", "done",
+    "hook", "hooks_of", "hook_secret", "endpoints", "folder", "done",
 ]  # fmt: skip
 
 
@@ -44,8 +44,8 @@ TABLE: dict[KeyName, Key] = {
                    "API (callers)"),
     "rate": Key("rate:", "string", "requests of API key <id> in this minute", "1 min", "API", "API"),
     # the state group: jobs that share one state
-    "st": Key("st:", "string", "state of <group>, JSON as sent, once", "while `need` has a member", "submit",
-              "worker"),
+    "st": Key("st:", "string", "state of <group>, once: JSON, or '@<file> <bytes>'", "while `need` has a member",
+              "submit", "worker, API (sweep)"),
     "need": Key("need:", "zset", "job ids that need the state of <group>, by until when", "as st",
                 "submit commit free cancel delete", "the same scripts"),
     "grp": Key("grp:", "hash", "<group>: lane, state_tokens", "deleted when empty", "submit", "claim free"),
@@ -81,6 +81,7 @@ TABLE: dict[KeyName, Key] = {
                        "webhook sender, API", "webhook sender, API"),
     "endpoints": Key("endpoints:", "hash", "webhook endpoints of a <tenant>, JSON, by id", "-", "API",
                      "webhook sender, API"),
+    "folder": Key("folder", "string", "name of this queue's folder of large states", "-", "API", "API"),
     "done": Key("done", "channel", "'<job id> <status>' at every change of a job", "-", "every script", "API"),
 }  # fmt: skip
 

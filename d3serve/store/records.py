@@ -54,7 +54,7 @@ class JobRecord:
 
     `request` is the summary shown to clients: model, questions (count), state_tokens (an estimate until
     the job has run). `expires_at` is set once the job has ended: from then on it answers JobExpired.
-    `webhook` is the submission's webhook object, or None.
+    `webhook` is the submission's webhook object, or None. `pass_ms` is how long the pass took that answered it.
     """
 
     id: str
@@ -73,6 +73,7 @@ class JobRecord:
     queue: QueuePosition | None = None
     error: JobError | None = None
     usage: Usage | None = None
+    pass_ms: float | None = None
     webhook: Mapping[str, Any] | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     traceparent: str | None = None
@@ -108,6 +109,7 @@ class JobRecord:
             ),
             error=JobError.model_validate_json(row["error"]) if "error" in row else None,
             usage=usage,
+            pass_ms=float(row["pass_ms"]) if "pass_ms" in row else None,
             webhook=json.loads(row["webhook"]) if row.get("webhook") else None,
             metadata=json.loads(row["metadata"]),
             traceparent=row.get("traceparent") or None,

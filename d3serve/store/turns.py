@@ -5,12 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+import structlog
+
+from d3serve.errors import StateLost
 from d3serve.schemas import DecisionResponse, JobError, Lane, Usage
 from d3serve.settings import Settings
 from d3serve.store.connect import Client, open_sync, storage_errors
 from d3serve.store.keys import Keys
 from d3serve.store.lua import Argument, ScriptName, run_script
 from d3serve.store.records import Stage
+from d3serve.store.states import REFERENCE, StateFolder
 
 FAIRNESS_MS = 5_000  # a group that has waited longer goes before any warm one
 OFFLINE_PATIENCE_MS = 30_000  # by so much offline work counts as younger than it is
@@ -18,17 +22,19 @@ WARM_TTL_MS = 600_000
 WORKER_TTL_S = 30
 MAX_GROUPS = 256
 
+log = structlog.get_logger(__name__)
+
 
 @dataclass(frozen=True)
 class ClaimedJob:
-    """One job of a turn; `state` and `questions` are the JSON texts that were submitted."""
+    """One job of a turn; `state` and `questions` are the JSON texts that were submitted, None for a lost state."""
 
     id: str
     group: str
     tenant: str
     model: str
     attempt: int
-    state: str
+    state: str | None
     questions: str
     partial: bool
     asked_lane: str
@@ -69,6 +75,7 @@ class TurnStore:
         self._client = client
         self._settings = settings
         self._key = Keys(settings.namespace)
+        self._files = StateFolder(settings.state_dir) if settings.state_dir else None
         self.worker = worker
 
     @classmethod
@@ -112,20 +119,22 @@ class TurnStore:
         """Note a stage; tell which of the jobs still need work (not canceled, expired or taken away)."""
         return set(self._run("progress", lease, stage, *jobs)) if jobs else set()
 
-    def succeed(self, lease: str, job_id: str, response: DecisionResponse) -> bool:
-        """End a job with its answers; False when it is no longer this lease's to end."""
+    def succeed(
+        self, lease: str, job_id: str, response: DecisionResponse, pass_ms: float | None = None
+    ) -> bool:
+        """End a job with its answers, read in a pass of so long; False when it is no longer this lease's to end."""
         usage = response.usage
         return bool(
             self._run(
                 "commit", lease, job_id, "succeeded", response.model_dump_json(), usage.model_dump_json(),
-                usage.questions,
+                usage.questions, "" if pass_ms is None else round(pass_ms, 1),
             )
         )  # fmt: skip
 
     def fail(self, lease: str, job_id: str, error: JobError, usage: Usage | None = None) -> bool:
         """End a job with an error; False when it is no longer this lease's to end."""
         told = usage.model_dump_json() if usage else ""
-        return bool(self._run("commit", lease, job_id, "failed", error.model_dump_json(), told, 0))
+        return bool(self._run("commit", lease, job_id, "failed", error.model_dump_json(), told, 0, ""))
 
     def free(self, lease: str, mode: Literal["back", "lost"], warm: Sequence[str] = ()) -> Freed:
         """End the lease; what is unfinished waits again, as given back unharmed or as a lost attempt."""
@@ -179,6 +188,19 @@ class TurnStore:
         seconds, micros = self._client.time()
         return int(seconds) * 1000 + int(micros) // 1000
 
+    def _state(self, kept: str | None) -> str | None:
+        """The text that `st:<group>` holds or refers to; None, and a word in the log, where it is gone."""
+        if kept is None or not kept.startswith(REFERENCE):
+            return kept
+        if self._files is None:
+            log.error("state.folder_unset", need="D3SERVE_STATE_DIR as the API has it")
+            return None
+        try:
+            return self._files.read(kept)
+        except StateLost as error:
+            log.error("state.lost", file=kept, reason=error.message)
+            return None
+
     def _fetch(self, groups: Sequence[tuple[str, list[str]]]) -> list[ClaimedJob]:
         """Read the texts: each state once, each job's questions."""
         if not groups:
@@ -200,7 +222,7 @@ class TurnStore:
                     "created",
                 )
             answers = pipe.execute()
-        states = dict(zip((group for group, _ in groups), answers, strict=False))
+        states = {group: self._state(kept) for (group, _), kept in zip(groups, answers, strict=False)}
         bodies, rows = answers[len(groups) :][: len(ids)], answers[len(groups) + len(ids) :]
         return [
             ClaimedJob(

@@ -128,3 +128,12 @@ async def test_the_main_process_never_loads_torch(service):
     worker = service.start_worker()
     await service.ready()
     assert not any("torch" in library for library in worker.libraries())
+
+
+async def test_a_job_records_how_long_its_pass_took(service):
+    ids = [await service.submit("s", wake=False) for _ in range(2)]
+    service.start_worker("state_ms=60")
+    jobs = await service.finish_all(ids)
+    assert jobs[0].pass_ms == jobs[1].pass_ms, "one pass answered both"
+    turn_ms = (jobs[0].finished_at - jobs[0].started_at) * 1000
+    assert 60 <= jobs[0].pass_ms <= turn_ms + 1

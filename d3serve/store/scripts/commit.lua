@@ -1,7 +1,8 @@
 -- COMMIT: end a running job; only for the lease that holds it. A final status is never overwritten.
--- ARGV: lease, id, 'succeeded'|'failed', result or error (JSON), usage (JSON or ''), questions answered.
+-- ARGV: lease, id, 'succeeded'|'failed', result or error (JSON), usage (JSON or ''), questions answered,
+--       milliseconds of its pass ('' none).
 -- Answers 1, also when this lease has committed before and the answer was lost; else 0.
-local lease, id, status, text, usage, done = unpack(ARGV)
+local lease, id, status, text, usage, done, pass_ms = unpack(ARGV)
 local j = read(id, 'status', 'lease', 'ttl_ms')
 if j.lease ~= lease then
   return 0
@@ -12,6 +13,9 @@ drain()
 redis.call('HSET', K('job', id), 'stage', 'finished', 'questions_done', done)
 if usage ~= '' then
   redis.call('HSET', K('job', id), 'usage', usage)
+end
+if pass_ms ~= '' then
+  redis.call('HSET', K('job', id), 'pass_ms', pass_ms)
 end
 if status == 'succeeded' then
   redis.call('SET', K('res', id), text, 'PX', j.ttl_ms)

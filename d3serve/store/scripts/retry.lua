@@ -1,5 +1,5 @@
 -- RETRY: queue a job that ended badly again. ARGV: id, tenant.
--- Answers {'new', id, wake 0/1, lane}, {'unknown'}, {'gone'} (its input) or {status} when that forbids it.
+-- Answers {'new', id, wake 0/1, lane, ''}, {'unknown'}, {'gone'} (its input) or {status} when that forbids it.
 local id = ARGV[1]
 local job = K('job', id)
 local j = read(id, 'status', 'tenant', 'group', 'lane')
@@ -11,7 +11,7 @@ elseif redis.call('EXISTS', K('body', id), K('st', j.group)) < 2 then
   return {'gone'}
 end
 redis.call('HSET', job, 'status', 'queued', 'stage', 'queued', 'losses', 0, 'deadline', 0, 'questions_done', 0)
-redis.call('HDEL', job, 'finished', 'expires', 'error', 'usage', 'started', 'lease', 'worker')
+redis.call('HDEL', job, 'finished', 'expires', 'error', 'usage', 'pass_ms', 'started', 'lease', 'worker')
 redis.call('PERSIST', job)
 redis.call('PERSIST', K('body', id))
 redis.call('PERSIST', K('st', j.group))
@@ -22,4 +22,4 @@ enqueue(id)
 place(j.group)
 tell(id, 'queued')
 local lane = redis.call('HGET', K('grp', j.group), 'lane')
-return {'new', id, wants_wake(lane) and 1 or 0, lane}
+return {'new', id, wants_wake(lane) and 1 or 0, lane, ''}

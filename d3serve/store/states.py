@@ -1,0 +1,170 @@
+"""Where large states stay: in Redis like small ones, or as files that Redis refers to.
+
+A file is written before the job that needs it exists, under a name that is used once, and `st:<group>` then holds
+`@<name> <bytes>` in the state's place. So a file has one writer and one reference: it is needed exactly as long as
+that reference stands, which the scripts see to as they do for any state. A sweep removes what nobody refers to.
+"""
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from d3serve.errors import StateLost, StorageUnavailable
+from d3serve.store.connect import AsyncClient
+from d3serve.store.encode import EncodedJob
+from d3serve.store.keys import Keys
+
+LARGE_BYTES: Final = 256 * 2**10  # smaller ones are cheaper to send than to ask for: docs/adr/0006
+GRACE_S: Final = 120.0  # a submission is refused or written long before its file is this old
+SWEEP_EVERY_S: Final = 30.0
+REFERENCE: Final = "@"  # no JSON text begins with it
+MAX_REFERENCE: Final = 200
+
+Submit = Callable[[str | bytes], Awaitable[list[Any]]]
+
+log = structlog.get_logger(__name__)
+
+
+class StateFolder:
+    """The files under one folder; blocking, so the API calls it from threads."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def write(self, folder: str, group: str, state: bytes) -> str:
+        """Store a state for good and return the reference to it.
+
+        Raises:
+            StorageUnavailable: the disk is full, or the folder cannot be written to.
+        """
+        name = f"{folder}/{group}.{secrets.token_hex(8)}"
+        self._write(self._root / name, state)
+        return f"{REFERENCE}{name} {len(state)}"
+
+    def mend(self, reference: str, state: bytes) -> None:
+        """Store a state again under the name that jobs refer to. Raises like `write`."""
+        path = self._path(reference)
+        spare = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        self._write(spare, state)
+        spare.replace(path)
+
+    def holds(self, reference: str) -> bool:
+        """Whether the file is there, as long as it should be."""
+        with suppress(OSError):
+            return self._path(reference).stat().st_size == _size(reference)
+        return False
+
+    def read(self, reference: str) -> str:
+        """The state's JSON text.
+
+        Raises:
+            StateLost: the file is gone or cut short.
+        """
+        with suppress(OSError):
+            text = self._path(reference).read_bytes()
+            if len(text) == _size(reference):
+                return text.decode()
+        raise StateLost("the state of this job is no longer in the folder of states; submit it again")
+
+    def remove(self, reference: str) -> None:
+        """Delete a file that nobody will refer to."""
+        self._path(reference).unlink(missing_ok=True)
+
+    def settled(self, folder: str) -> Iterator[str]:
+        """References to the files old enough for their jobs to have been written or refused."""
+        with suppress(FileNotFoundError), os.scandir(self._root / folder) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # another process sweeps too
+                    found = entry.stat()
+                    if found.st_mtime < time.time() - GRACE_S:
+                        yield f"{REFERENCE}{folder}/{entry.name} {found.st_size}"
+
+    def _path(self, reference: str) -> Path:
+        return self._root / reference[len(REFERENCE) :].rpartition(" ")[0]
+
+    def _write(self, path: Path, state: bytes) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open(path, "xb", opener=_private) as file:
+                file.write(state)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            raise StorageUnavailable(f"the state cannot be stored: {error.strerror}") from error
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _size(reference: str) -> int:
+    return int(reference.rpartition(" ")[2])
+
+
+def group_of(reference: str) -> str:
+    """The state group that a file was written for."""
+    return reference.rpartition("/")[2].partition(".")[0]
+
+
+class LargeStates:
+    """What the API does with large states: sends each once, and removes the files that nobody refers to."""
+
+    def __init__(self, client: AsyncClient, key: Keys, root: Path | None) -> None:
+        self._client = client
+        self._key = key
+        self._files = StateFolder(root) if root else None
+        self._folder = ""
+        self._sweep_at = 0.0
+
+    async def submit(self, job: EncodedJob, submit: Submit) -> list[Any]:
+        """Run SUBMIT with the state, or a reference to it, or neither where it is stored already; its answer."""
+        if len(job.state) < LARGE_BYTES:
+            return await submit(job.state)
+        answer, written = await submit(""), ""
+        if answer[0] == "state":
+            if self._files is None:
+                return await submit(job.state)
+            folder = await self._folder_name()
+            written = await asyncio.to_thread(self._files.write, folder, job.group, job.state)
+            answer = await submit(written)
+        kept = str(answer[4]) if answer[0] in ("new", "old") else ""
+        if self._files is not None:
+            if kept and not self._files.holds(kept):
+                log.warning("state.mended", group=job.group)
+                await asyncio.to_thread(self._files.mend, kept, job.state)
+            if written and written != kept:  # another job of the group was quicker
+                await asyncio.to_thread(self._files.remove, written)
+        return answer
+
+    async def sweep(self) -> None:
+        """Remove files that nobody refers to; at most twice a minute."""
+        if self._files is None or time.monotonic() < self._sweep_at:
+            return
+        self._sweep_at = time.monotonic() + SWEEP_EVERY_S
+        folder = await self._folder_name()
+        found = await asyncio.to_thread(lambda files: list(files.settled(folder)), self._files)
+        for start in range(0, len(found), 1000):
+            some = found[start : start + 1000]
+            async with self._client.pipeline(transaction=False) as pipe:
+                for reference in some:
+                    pipe.getrange(self._key("st", group_of(reference)), 0, MAX_REFERENCE)
+                kept = await pipe.execute()
+            for reference, live in zip(some, kept, strict=True):
+                if reference != live:
+                    await asyncio.to_thread(self._files.remove, reference)
+
+    async def _folder_name(self) -> str:
+        """The folder of this queue: another queue that shares the root must not sweep ours."""
+        if not self._folder:
+            await self._client.set(self._key("folder"), secrets.token_hex(8), nx=True)
+            self._folder = str(await self._client.get(self._key("folder")))
+        return self._folder

@@ -1,0 +1,239 @@
+"""Large states as files beside Redis: written before their jobs, read exactly, removed when nobody needs them."""
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from d3serve.errors import QueueFull, StorageUnavailable
+from d3serve.schemas import JobError
+from d3serve.store import encode, states
+from d3serve.store.jobs import JobStore
+
+pytestmark = pytest.mark.anyio
+LARGE = 'parcel é 😀 " \\ \n ' * 20_000
+BROKEN = JobError(code="device_error", message="x")
+
+
+@dataclass
+class Shelf:
+    """A job table whose large states lie in a folder."""
+
+    table: object
+    jobs: JobStore
+    root: Path
+
+    async def submit(self, state=LARGE, *, tenant="me", key=None, **options):
+        request = self.make_request(state, ("q",), **options)
+        return (await self.jobs.submit(request, tenant=tenant, idempotency_key=key)).job_id
+
+    def worker(self, **changes):
+        return self.table.worker(**{"state_dir": self.root, "max_batch_tokens": 10**7} | changes)
+
+    def files(self):
+        return sorted(path for path in self.root.rglob("*") if path.is_file())
+
+    def age(self):
+        """Make every file old enough to be looked at."""
+        for path in self.files():
+            os.utime(path, (0, time.time() - states.GRACE_S - 1))
+
+    async def sweep(self):
+        self.jobs._states._sweep_at = 0.0
+        await self.jobs.sweep()
+
+
+@pytest.fixture
+async def shelf(table, tmp_path, make_request):
+    root = tmp_path / "states"
+    settings = table.settings.model_copy(update={"state_dir": root})
+    Shelf.make_request = staticmethod(make_request)
+    async with JobStore(table.jobs._client, settings, table.wakes.append) as jobs:
+        yield Shelf(table, jobs, root)
+
+
+async def test_a_large_state_is_a_file_and_reaches_the_worker_as_it_was_sent(shelf):
+    await shelf.submit()
+    [path] = shelf.files()
+    assert path.stat().st_mode & 0o777 == 0o600
+    stored = [shelf.table.redis.get(name) for name in shelf.table.redis.keys("*:st:*")]
+    assert [len(text) < 200 for text in stored] == [True]
+    [job] = shelf.worker().claim(1).jobs
+    assert job.state == encode.state_json(LARGE).decode()
+
+
+async def test_a_small_state_is_no_file(shelf):
+    await shelf.submit("small")
+    assert shelf.files() == []
+    assert shelf.worker().claim(1).jobs[0].state == '"small"'
+
+
+async def test_without_a_folder_redis_holds_large_states_and_gets_each_once(table, make_request, monkeypatch):
+    sent = []
+    run = table.jobs._run
+
+    async def watched(name, *args):
+        sent.append(len(args[4]) if name == "submit" else 0)
+        return await run(name, *args)
+
+    monkeypatch.setattr(table.jobs, "_run", watched)
+    for _ in range(3):
+        await table.jobs.submit(make_request(LARGE, ("q",)), tenant="me")
+    assert [size > 0 for size in sent] == [False, True, False, False]
+    assert {job.state for job in table.worker(max_batch_tokens=10**7).claim(1).jobs} == {
+        encode.state_json(LARGE).decode()
+    }
+
+
+async def test_a_file_lives_as_long_as_the_last_job_that_needs_it(shelf, make_response):
+    for _ in range(2):
+        await shelf.submit()
+    assert len(shelf.files()) == 1
+    worker = shelf.worker()
+    turn = worker.claim(1)
+    for job in turn.jobs:
+        shelf.age()
+        await shelf.sweep()
+        assert len(shelf.files()) == 1
+        worker.succeed(turn.lease, job.id, make_response())
+    await shelf.sweep()
+    assert shelf.files() == []
+
+
+async def test_a_failed_job_keeps_its_file_for_a_retry_and_a_deleted_one_does_not(shelf):
+    job_id = await shelf.submit()
+    worker = shelf.worker()
+    turn = worker.claim(1)
+    worker.fail(turn.lease, job_id, BROKEN)
+    worker.free(turn.lease, "back")
+    shelf.age()
+    await shelf.sweep()
+    await shelf.jobs.retry(job_id, "me")
+    turn = worker.claim(1)
+    assert turn.jobs[0].state is not None
+    worker.fail(turn.lease, job_id, BROKEN)
+    await shelf.jobs.delete(job_id, "me")
+    await shelf.sweep()
+    assert shelf.files() == []
+
+
+async def test_what_a_killed_process_left_behind_is_removed_but_not_while_its_job_may_still_come(shelf):
+    folder = await shelf.jobs._states._folder_name()
+    shelf.jobs._states._files.write(folder, "0" * 40, b'"orphan"')
+    await shelf.sweep()
+    assert len(shelf.files()) == 1
+    shelf.age()
+    await shelf.sweep()
+    assert shelf.files() == []
+
+
+async def test_a_queue_does_not_sweep_the_files_of_another(shelf):
+    other = shelf.root / "other-queue" / f"{'0' * 40}.aa"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"theirs")
+    shelf.age()
+    await shelf.sweep()
+    assert other.exists()
+
+
+async def test_fifty_submits_of_one_state_at_once_leave_one_file(shelf):
+    await asyncio.gather(*(shelf.submit() for _ in range(50)))
+    assert len(shelf.files()) == 1
+    jobs = shelf.worker().claim(1).jobs
+    assert len(jobs) == 50
+    assert None not in {job.state for job in jobs}
+
+
+async def test_tenants_share_no_file(shelf):
+    mine, theirs = await shelf.submit(tenant="me"), await shelf.submit(tenant="you")
+    assert len(shelf.files()) == 2
+    await shelf.jobs.delete(mine, "me")
+    shelf.age()
+    await shelf.sweep()
+    [job] = shelf.worker().claim(1).jobs
+    assert (job.id, job.state is not None) == (theirs, True)
+
+
+async def test_a_replayed_submit_writes_nothing(shelf):
+    first = await shelf.submit(key="k")
+    await shelf.jobs.cancel(first, "me")
+    await shelf.jobs.delete(first, "me")
+    shelf.age()
+    await shelf.sweep()
+    assert await shelf.submit(key="k") == first
+    assert shelf.files() == []
+
+
+async def test_a_refused_submit_leaves_no_file(shelf, monkeypatch):
+    full = shelf.jobs._settings.model_copy(update={"max_queued_bytes": 2**18})
+    monkeypatch.setattr(shelf.jobs, "_settings", full)
+    with pytest.raises(QueueFull):
+        await shelf.submit()
+    assert shelf.files() == []
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b'"cut')])
+async def test_a_lost_file_is_noticed_by_the_worker_and_mended_by_the_next_submit(shelf, damage):
+    await shelf.submit()
+    [path] = shelf.files()
+    damage(path)
+    worker = shelf.worker()
+    turn = worker.claim(1)
+    assert [job.state for job in turn.jobs] == [None]
+    worker.free(turn.lease, "back")
+    await shelf.submit()
+    assert shelf.files() == [path]
+    assert {job.state for job in worker.claim(1).jobs} == {encode.state_json(LARGE).decode()}
+
+
+async def test_a_worker_without_the_folder_says_so_and_does_not_crash(shelf):
+    await shelf.submit()
+    assert [job.state for job in shelf.worker(state_dir=None).claim(1).jobs] == [None]
+
+
+async def test_a_folder_that_cannot_be_written_to_refuses_the_job(shelf):
+    shelf.root.write_text("a file where the folder should be")
+    with pytest.raises(StorageUnavailable, match="cannot be stored"):
+        await shelf.submit()
+    assert shelf.worker().claim(1).jobs == []
+
+
+async def test_a_disk_that_fills_up_leaves_no_piece_of_a_state(shelf, monkeypatch):
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(states.os, "fsync", full)
+    with pytest.raises(StorageUnavailable, match="No space left"):
+        await shelf.submit()
+    assert shelf.files() == []
+
+
+class TestBroken:
+    """The same guarantees on code without the line that gives each: every one of these must fail."""
+
+    pytestmark = pytest.mark.xfail(strict=True)
+
+    async def test_files_that_are_needed_stay(self, shelf, make_response, monkeypatch):
+        monkeypatch.setattr(states, "group_of", lambda _: "another")
+        await test_a_file_lives_as_long_as_the_last_job_that_needs_it(shelf, make_response)
+
+    async def test_young_files_stay(self, shelf, monkeypatch):
+        monkeypatch.setattr(states, "GRACE_S", -60.0)
+        await test_what_a_killed_process_left_behind_is_removed_but_not_while_its_job_may_still_come(shelf)
+
+    async def test_lost_files_are_mended(self, shelf, monkeypatch):
+        monkeypatch.setattr(states.StateFolder, "holds", lambda *_: True)
+        await test_a_lost_file_is_noticed_by_the_worker_and_mended_by_the_next_submit(shelf, Path.unlink)
+
+    async def test_pieces_are_noticed(self, shelf, monkeypatch):
+        monkeypatch.setattr(states, "_size", lambda _: 4)
+        await test_a_lost_file_is_noticed_by_the_worker_and_mended_by_the_next_submit(
+            shelf, lambda path: path.write_bytes(b'"cut')
+        )
+
+    async def test_losers_of_a_race_clean_up(self, shelf, monkeypatch):
+        monkeypatch.setattr(states.StateFolder, "remove", lambda *_: None)
+        await test_fifty_submits_of_one_state_at_once_leave_one_file(shelf)
