@@ -12,7 +12,7 @@ from d3serve.celery_app import Waker
 from d3serve.errors import DeviceError, StartupError, StorageUnavailable
 from d3serve.settings import Settings
 from d3serve.store.turns import TurnStore
-from d3serve.worker.engines import Engine, load_engine
+from d3serve.worker.engines import load_engine
 from d3serve.worker.turn import TurnReport, TurnRunner
 
 MAX_LOADS = 3
@@ -41,18 +41,26 @@ class TurnProcess:
         """
         self._tell(load="loading", child=os.getpid())
         while self._patiently(lambda: self._store.count("loads")) <= MAX_LOADS:
-            began = time.monotonic()
             try:
-                engine = load_engine(self._settings)
+                self._load_once()
             except Exception as error:  # reported to the main process, which decides
                 log.error("model.load_failed", exc_info=error)
                 self._tell(error=_reason(error))
                 if isinstance(error, StartupError):
                     break
             else:
-                self._accept(engine, time.monotonic() - began)
                 return
         self._tell(load="failed")
+
+    def _load_once(self) -> None:
+        """Load the model, make what runs its turns, and say so; on any failure neither is kept."""
+        began = time.monotonic()
+        engine = load_engine(self._settings)
+        runner = TurnRunner(self._store, engine, self._settings, Waker(self._settings))
+        seconds = round(time.monotonic() - began, 1)
+        self._tell(load="loaded", loads=0, model=engine.info.model_dump_json(), error="")
+        self._runner = runner
+        log.info("model.loaded", model=engine.info.name, device=engine.info.device, seconds=seconds)
 
     def _tell(self, **fields: str | int) -> None:
         self._patiently(lambda: self._store.publish(fields))
@@ -65,11 +73,6 @@ class TurnProcess:
             except StorageUnavailable as error:
                 log.warning("load.storage_away", error=error.message)
                 time.sleep(AWAY_S)
-
-    def _accept(self, engine: Engine, seconds: float) -> None:
-        self._runner = TurnRunner(self._store, engine, self._settings, Waker(self._settings))
-        self._tell(load="loaded", loads=0, model=engine.info.model_dump_json(), error="")
-        log.info("model.loaded", model=engine.info.name, device=engine.info.device, seconds=round(seconds, 1))
 
     def run_turn(self) -> None:
         """Run one turn, if there is a model and work; the process ends here when the device is lost."""

@@ -1,0 +1,41 @@
+"""Whatever goes wrong between loading a model and having a runner for it, the main process hears of it."""
+
+import pytest
+
+from d3serve.settings import Settings
+from d3serve.store.turns import TurnStore
+from d3serve.worker import process
+from d3serve.worker.process import MAX_LOADS, TurnProcess
+
+
+@pytest.fixture
+def settings(redis_url):
+    return Settings(redis_url=redis_url, model="fake:")
+
+
+@pytest.fixture
+def published(settings):
+    store = TurnStore.open(settings, "d3@here-1")
+    yield store.published
+    store.close()
+
+
+def test_a_loaded_model_is_told(settings, published):
+    TurnProcess(settings, "d3@here-1").load()
+    assert published("load", "loads", "error") == ["loaded", "0", ""]
+
+
+@pytest.mark.parametrize("broken", ["load_engine", "TurnRunner", "Waker"])
+def test_a_failure_after_the_model_is_read_is_no_silence(broken, settings, published, monkeypatch):
+    tries = []
+
+    def fail(*_):
+        tries.append(1)
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(process, broken, fail)
+    child = TurnProcess(settings, "d3@here-1")
+    child.load()
+    assert published("load", "error") == ["failed", "RuntimeError: no such luck"]
+    assert len(tries) == MAX_LOADS
+    child.run_turn()  # and has nothing to run
