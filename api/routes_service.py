@@ -1,5 +1,6 @@
 """What operators and clients ask about the service itself: models, queue, health, metrics."""
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,6 +8,7 @@ from fastapi import APIRouter, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 
@@ -15,6 +17,7 @@ from d3serve.api.dependencies import TheParts
 from d3serve.api.openapi import PROBLEMS
 from d3serve.api.resources import JSON, models_resource, queue_resource
 from d3serve.errors import NoWorker
+from d3serve.settings import METRICS_FOLDER
 from d3serve.store.records import QueueStats
 
 router = APIRouter(tags=["service"], responses=PROBLEMS)
@@ -56,11 +59,21 @@ async def readyz(parts: TheParts) -> dict[str, Any]:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request, parts: TheParts, _caller: Admin) -> Response:
-    """Prometheus text: this process's HTTP counts, and the queue as Redis has it."""
+    """Prometheus text: HTTP counts of all API processes of this host, and the queue as Redis has it."""
     registry = CollectorRegistry()
     registry.register(_Queue(await parts.store.stats()))
-    text = generate_latest(request.app.state.http_registry) + generate_latest(registry)
+    text = generate_latest(_http_counts(request)) + generate_latest(registry)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+def _http_counts(request: Request) -> CollectorRegistry:
+    """The counts of this process, or the sum over those that share a folder for them, dead ones included."""
+    own: CollectorRegistry = request.app.state.http_registry
+    if METRICS_FOLDER not in os.environ:
+        return own
+    shared = CollectorRegistry()
+    MultiProcessCollector(shared)  # type: ignore[no-untyped-call] # prometheus_client types it in part
+    return shared
 
 
 class _Queue(Collector):

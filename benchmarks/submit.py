@@ -30,7 +30,7 @@ import httpx
 import uvicorn
 
 from d3serve.broker import EmbeddedBroker
-from d3serve.local import start_apis
+from d3serve.local import counting_together, start_apis
 from d3serve.settings import Settings
 from d3serve.supervisor import ProcessTree, listening
 
@@ -117,9 +117,11 @@ def service(*, state_files: bool) -> Iterator[tuple[int, list[int], list[int]]]:
             max_queued_jobs=10_000_000, max_queued_bytes=2**40,
         )  # fmt: skip
         try:
-            start_apis(tree, listeners, settings.to_env())
-            tree.wait_until(lambda: _answers(port), 30, "the API")
-            yield port, [pid for pid in children() if pid not in guard], [broker.pid]
+            with counting_together(PROCESSES) as shared:
+                start_apis(tree, listeners, settings.to_env() | shared)
+                tree.wait_until(lambda: _answers(port), 30, "the API")
+                yield port, [pid for pid in children() if pid not in guard], [broker.pid]
+                tree.stop()
         finally:
             tree.stop()
             broker.stop()

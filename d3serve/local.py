@@ -1,5 +1,6 @@
 """One machine, one process tree: the broker (unless there is a URL), the API, one worker, the webhook sender."""
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,7 @@ from socket import socket
 import httpx
 
 from d3serve.broker import running_broker
-from d3serve.settings import Settings
+from d3serve.settings import METRICS_FOLDER, Settings
 from d3serve.supervisor import ProcessTree, listening
 
 READY_TIMEOUT_S = 1_800.0  # a 52 GB checkpoint from a cold disk takes minutes
@@ -29,8 +30,8 @@ def running(settings: Settings) -> Iterator[tuple[ProcessTree, str]]:
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         found = {"redis_url": redis_url, "port": port, "state_dir": _state_dir(settings)}
         env = settings.model_copy(update=found).to_env()
-        with tree.stopped_by_signals():
-            start_apis(tree, listeners, env)
+        with counting_together(len(listeners)) as shared, tree.stopped_by_signals():
+            start_apis(tree, listeners, env | shared)
             tree.start("worker", ["worker"], env)
             tree.start("webhooks", ["webhooks"], env)
             tree.wait_until(lambda: _is_ready(url), READY_TIMEOUT_S, what="the model")
@@ -42,6 +43,16 @@ def _state_dir(settings: Settings) -> Path | None:
     if settings.state_dir is None and settings.redis_url is None:
         return settings.data_dir.expanduser().resolve() / "states"
     return settings.state_dir
+
+
+@contextmanager
+def counting_together(processes: int) -> Iterator[dict[str, str]]:
+    """What API processes need in their environment to count HTTP requests in one place, kept within the block."""
+    if processes == 1:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="d3serve-metrics-") as folder:
+        yield {METRICS_FOLDER: folder}
 
 
 def start_apis(tree: ProcessTree, listeners: Sequence[socket], env: dict[str, str]) -> None:
@@ -59,8 +70,8 @@ def run_apis(settings: Settings) -> int:
     """
     tree = ProcessTree()
     with listening(settings.host, settings.port, settings.api_processes) as listeners, \
-            tree.stopped_by_signals():  # fmt: skip
-        start_apis(tree, listeners, settings.to_env())
+            counting_together(len(listeners)) as shared, tree.stopped_by_signals():  # fmt: skip
+        start_apis(tree, listeners, settings.to_env() | shared)
         return tree.run()
 
 

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from d3serve.errors import InvalidSettings
 
 PREFIX = "D3SERVE_"
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's, not ours: it is read when that is imported
 CLIENT_VARIABLES = frozenset({"D3SERVE_URL", "D3SERVE_API_KEY"})  # of `ask` and `submit`: no settings
 
 
