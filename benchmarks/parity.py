@@ -16,34 +16,43 @@ OPTIONS = 8
 
 @dataclass(frozen=True)
 class Parity:
-    """Largest differences of probabilities against an FP32 reference, and decisions that changed."""
+    """Differences of probabilities [N, OPTIONS] from an FP32 reference, and decisions that changed."""
 
-    ours: float
-    peer: float
+    ours: Tensor
+    peer: Tensor
     changed: int
-    questions: int
 
     @property
     def bound(self) -> float:
-        """What a difference may be: twice transformers' own error."""
-        return max(2 * self.peer, NOISE)
+        """What a single difference may be: twice transformers' own largest."""
+        return max(2 * float(self.peer.abs().max()), NOISE)
 
     @property
     def holds(self) -> bool:
-        """Whether we are within the bound and no decision changed beyond the margin."""
-        return self.ours <= self.bound and self.changed == 0
+        """Whether our error is at most twice transformers', in the mean square, and no clear decision changed."""
+        return rms(self.ours) <= max(2 * rms(self.peer), NOISE) and self.changed == 0
+
+    def __str__(self) -> str:
+        """Both errors, as root mean squares and at their largest."""
+        ours, peer = (
+            f"{rms(each):.5f} (largest {float(each.abs().max()):.5f})" for each in (self.ours, self.peer)
+        )
+        return (
+            f"rms of dp against FP32: ours {ours}, transformers BF16 {peer}; "
+            f"decisions changed {self.changed} of {len(self.ours)}"
+        )
 
 
 def compare(peer: Peer, state: Tensor, questions: Sequence[Tensor], ours: Tensor) -> Parity:
     """Our probabilities [N, OPTIONS] and transformers' BF16 ones, both against FP32 layer by layer."""
     reference = probabilities(reference_logits(peer, state, questions))
     theirs = probabilities(peer.whole_prompts(state, questions))
-    return Parity(
-        ours=float((ours - reference).abs().max()),
-        peer=float((theirs - reference).abs().max()),
-        changed=changed_decisions(ours, reference),
-        questions=len(questions),
-    )
+    return Parity(ours - reference, theirs - reference, changed_decisions(ours, reference))
+
+
+def rms(difference: Tensor) -> float:
+    """Root of the mean square."""
+    return float(difference.square().mean().sqrt())
 
 
 def probabilities(logits: Tensor) -> Tensor:
