@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -65,6 +66,7 @@ def locate(model: str, revision: str | None = None, *, with_code: bool = False) 
         HFValidationError,
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
+        httpx.HTTPError,
         OSError,
     ) as error:
         raise _refusal(model, wanted, error) from None
@@ -96,8 +98,8 @@ def _refusal(model: str, wanted: str | None, error: Exception) -> InvalidCheckpo
         advice = f"it has no revision {wanted}; pass --revision with one of {page}/commits/main"
     elif isinstance(error, RepositoryNotFoundError):
         advice = f"there is no such repository, or it is private: check {page}, or set HF_TOKEN"
-    elif isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
+    elif isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled | httpx.TransportError):
         advice = "it is not in the local cache and the Hub cannot be reached; run `d3serve pull` while online"
     else:
-        advice = f"it cannot be downloaded: {str(error).strip().splitlines()[0]}"
+        advice = f"it cannot be downloaded: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
     return InvalidCheckpoint(f"{model}: {advice}", field="model")

@@ -96,18 +96,26 @@ FAULTS = [
     (RepositoryNotFoundError("none", response=RESPONSE), "no such repository"),
     (LocalEntryNotFoundError("none"), "run `d3serve pull`"),
     (OfflineModeIsEnabled("offline"), "run `d3serve pull`"),
+    (httpx.ConnectError("refused"), "the Hub cannot be reached; run `d3serve pull`"),
+    (httpx.ReadTimeout("slow"), "the Hub cannot be reached"),
     (OSError("disk full\nmore"), "cannot be downloaded: disk full"),
+    (OSError(), "cannot be downloaded: OSError"),
 ]
 
 
+@pytest.mark.parametrize("step", ["snapshot_download", "HfApi.list_repo_commits"])
 @pytest.mark.parametrize(("fault", "advice"), FAULTS, ids=lambda each: type(each).__name__)
-def test_what_goes_wrong_comes_with_advice(fault, advice, monkeypatch):
+def test_what_goes_wrong_comes_with_advice(fault, advice, step, monkeypatch):
+    """At either step: an abbreviated commit is looked up before anything is downloaded."""
+
     def broken(*_args, **_kwargs):
         raise fault
 
-    monkeypatch.setattr(hub, "snapshot_download", broken)
+    monkeypatch.setattr(f"d3serve.model.hub.{step}", broken)
+    revision = "v9" if step == "snapshot_download" else "0123abcd"
     with pytest.raises(InvalidCheckpoint) as refused:
-        hub.locate("a/b", "v9")
+        hub.locate("a/b", revision)
+    advice = advice.replace("v9", revision)
     assert advice in refused.value.message
     assert "\n" not in refused.value.message
 
