@@ -68,7 +68,7 @@ class Receiver:
 def make_receiver():
     servers, hangs = [], []
 
-    def make(*answers, hang=False):
+    def make(*answers, hang=False, port=0):
         receiver = Receiver(list(answers), hang=threading.Event() if hang else None)
 
         class Handler(BaseHTTPRequestHandler):
@@ -89,7 +89,7 @@ def make_receiver():
             def log_message(self, *_):
                 pass
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         receiver.url = f"http://127.0.0.1:{server.server_port}/hook"

@@ -52,6 +52,22 @@ async def test_a_killed_broker_comes_back_with_every_job(service, broker, busy):
     assert await service.finished() == {"succeeded": len(ids)}
 
 
+async def test_killed_connections_of_everybody_cost_no_job_and_no_second_run(service):
+    """celery/celery#8030: a worker whose connection was reset stayed connected and consumed nothing."""
+    service.start_worker("question_ms=20", max_batch_questions=8)
+    await service.ready()
+    ids = await service.submit_many(f"state {i % 20}" for i in range(100))
+    for place in (0, 6, 12):  # the group of a state ends together, with 14 or more still to come
+        await service.finish(ids[place])
+        for kind in ("normal", "pubsub"):
+            service.redis.client_kill_filter(_type=kind, skipme=True)
+    ids.append(await service.submit("after the last one"))
+    jobs = await service.finish_all(ids, timeout_s=30)
+    assert {job.status for job in jobs} == {"succeeded"}
+    await service.settled()
+    assert await service.finished() == {"succeeded": len(ids)}
+
+
 async def test_waiters_survive_a_restart(service, broker):
     job_id = await service.submit("s", wake=False)
     waiting = asyncio.create_task(service.finish(job_id))
