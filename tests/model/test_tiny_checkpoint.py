@@ -1,6 +1,8 @@
 """The bundled checkpoint: the same bytes every time, small, and loaded by transformers as it stands."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from transformers import AutoConfig, AutoTokenizer
@@ -35,6 +37,34 @@ def test_the_tokenizer_is_the_class_that_transformers_builds(named, built, tmp_p
     config = load_decision_config(package)
     assert type(transformers_tokenizer(package, config)).__name__ == built
     assert load_tokenizer(package, config, "plain").splits_before_letters
+
+
+@pytest.mark.parametrize("named", ["Qwen2Tokenizer", "Qwen3_5Tokenizer", "Qwen2TokenizerFast", None])
+@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen2"])
+def test_it_is_what_auto_tokenizer_builds(named, model_type, tmp_path, checkpoint_tool):
+    """The shortcut past AutoTokenizer gives its class and its every setting, and is taken only where it does."""
+    package = checkpoint_tool.write_checkpoint(tmp_path, checkpoint_tool.Variant(tokenizer_class=named or ""))
+    values = json.loads((package / "config.json").read_text()) | {"model_type": model_type}
+    (package / "config.json").write_text(json.dumps(values))
+    if named is None:
+        stated = json.loads((package / "tokenizer_config.json").read_text())
+        del stated["tokenizer_class"]
+        (package / "tokenizer_config.json").write_text(json.dumps(stated))
+    automatic = AutoTokenizer.from_pretrained(str(package), local_files_only=True)
+    built = transformers_tokenizer(package, load_decision_config(package))
+    assert type(built) is type(automatic)
+    assert built.backend_tokenizer.to_str() == automatic.backend_tokenizer.to_str()
+    assert built.chat_template == automatic.chat_template
+
+
+def test_the_worker_starts_without_auto_tokenizer(tiny_checkpoint):
+    """Its import takes longer than all else that loads this checkpoint."""
+    load = f"import sys; from d3serve.model.engine import DecisionEngine; DecisionEngine.load({str(tiny_checkpoint)!r})"
+    found = subprocess.run(
+        [sys.executable, "-c", load + "; print('transformers.models.auto.tokenization_auto' in sys.modules)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.strip() == "False"
 
 
 def test_another_pre_tokenizer_is_not_taken_for_qwens(tmp_path, checkpoint_tool):
