@@ -10,8 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from d3serve.errors import InvalidCheckpoint
-from d3serve.model.config import read_json
+from d3serve.model.config import Fields, read_json
 from d3serve.model.registry import NO_FP4
 
 INT4_OFFSET = 8  # four-bit values are stored as value + 8
@@ -46,21 +45,19 @@ def read_scheme(folder: Path) -> Scheme:
     Raises:
         InvalidCheckpoint: a method, format or detail that we do not unpack; the message holds its value.
     """
-    config = read_json(folder / "config.json")
-    declared = config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
-    if declared is None:
+    config = Fields(read_json(folder / "config.json"), "config.json")
+    text = config.values.get("text_config")
+    if config.values.get("quantization_config") is None and isinstance(text, dict):
+        config = config.section("text_config")  # where some tools write it
+    if config.values.get("quantization_config") is None:
         return Scheme("plain")
-    method, form = declared.get("quant_method"), declared.get("format")
-    if method != "compressed-tensors":
-        raise _refused("quant_method", method, "only compressed-tensors packages are read")
+    declared = config.section("quantization_config")
+    form = declared.values.get("format")
+    if declared.values.get("quant_method") != "compressed-tensors":
+        raise declared.refuse("quant_method", "only compressed-tensors packages are read")
     if str(form).startswith("nvfp4"):
-        raise _refused("format", form, NO_FP4)
-    groups = list(declared.get("config_groups", {}).values())
-    if not groups or any(group.get("weights") != groups[0].get("weights") for group in groups):
-        raise _refused(
-            "config_groups", sorted(declared.get("config_groups", {})), "expected one kind of weights"
-        )
-    weights = groups[0]["weights"]
+        raise declared.refuse("format", NO_FP4)
+    weights, activations = _weights_of(declared)
     if form == "float-quantized":
         _require(weights, num_bits=8, type="float", strategy="channel", symmetric=True)
         return Scheme("float8")
@@ -68,23 +65,28 @@ def read_scheme(folder: Path) -> Scheme:
         _require(
             weights, num_bits=4, type="int", strategy="group", actorder=(None, False, "static", "weight")
         )
-        group_size = weights.get("group_size")
-        if type(group_size) is not int or group_size < 1 or groups[0].get("input_activations") is not None:
-            raise _refused("config_groups", groups[0], "expected a group size and unquantized activations")
-        return Scheme("int4", symmetric=weights.get("symmetric") is True, group_size=group_size)
-    raise _refused("format", form, "expected float-quantized or pack-quantized")
+        if activations is not None:
+            raise declared.refuse("config_groups", "expected unquantized activations")
+        symmetric = weights.values.get("symmetric") is True
+        return Scheme("int4", symmetric=symmetric, group_size=weights.integer("group_size"))
+    raise declared.refuse("format", "expected float-quantized or pack-quantized")
 
 
-def _require(weights: dict[str, Any], **allowed: Any) -> None:
+def _weights_of(declared: Fields) -> tuple[Fields, object]:
+    """How the weights are stored, the same in every group, and how the first group's activations are."""
+    groups = declared.section("config_groups")
+    sections = [groups.section(name) for name in groups.values]
+    if not sections or any(
+        each.values.get("weights") != sections[0].values.get("weights") for each in sections
+    ):
+        raise declared.refuse("config_groups", "expected one kind of weights")
+    return sections[0].section("weights"), sections[0].values.get("input_activations")
+
+
+def _require(weights: Fields, **allowed: Any) -> None:
     for name, wanted in allowed.items():
         options = wanted if isinstance(wanted, tuple) else (wanted,)
-        if weights.get(name) not in options:
-            expected = " or ".join(map(repr, options))
-            raise _refused(f"weights.{name}", weights.get(name), f"expected {expected}")
-
-
-def _refused(field: str, value: object, reason: str) -> InvalidCheckpoint:
-    return InvalidCheckpoint(f"config.json: quantization_config.{field} is {value!r}; {reason}", field=field)
+        weights.one_of(name, *options, default=None)
 
 
 def dequantize(parts: dict[str, Tensor], scheme: Scheme) -> Tensor:

@@ -19,6 +19,7 @@ ATTENTION_MODES: tuple[AttentionMode, ...] = ("prefix_bidir", "causal", "noncaus
 FORMAT_VERSION = 1
 FORMAT_ID = "d3-code-readout-v1"
 CODES = 255
+LARGEST_INTEGER = 2**31 - 1  # no size, length or id of a model comes near
 
 # Fields that say where a checkpoint comes from, or concern inputs that are refused before the model.
 PROVENANCE = frozenset({"base_model", "revision", "model_version", "license", "created", "notes"})
@@ -97,7 +98,7 @@ class Geometry:
         return self.layer_types.count("linear_attention")
 
 
-class _Fields:
+class Fields:
     """Typed access to one JSON file; every refusal names the file, the field and the value."""
 
     def __init__(self, values: dict[str, Any], source: str) -> None:
@@ -105,31 +106,37 @@ class _Fields:
         self.source = source
 
     def refuse(self, name: str, expected: str) -> InvalidCheckpoint:
+        """An error that names the file, the field and its value, to be raised."""
         shown = json.dumps(self.values.get(name), ensure_ascii=False, default=str)
         return InvalidCheckpoint(f"{self.source}: {name} is {shown[:200]}; {expected}", field=name)
 
     def integer(self, name: str, *, least: int = 1) -> int:
+        """An integer of at least `least`."""
         value = self.values.get(name)
-        if type(value) is not int or value < least:  # a bool is an int to isinstance
+        if type(value) is not int or not least <= value <= LARGEST_INTEGER:  # a bool is an int to isinstance
             raise self.refuse(name, f"expected an integer of at least {least}")
         return value
 
     def optional_integer(self, name: str, *, least: int) -> int | None:
+        """The same; null and a missing field are None."""
         return None if self.values.get(name) is None else self.integer(name, least=least)
 
     def positive(self, name: str) -> float:
+        """A finite number above 0."""
         value = self.values.get(name)
         if not _is_positive(value):
             raise self.refuse(name, "expected a number above 0")
         return float(cast("float", value))
 
     def one_of(self, name: str, *allowed: Any, default: Any = ...) -> Any:
+        """One of the allowed values, of the same type; `default` stands for a missing field."""
         value = self.values.get(name, default)
         if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
             raise self.refuse(name, "expected " + " or ".join(json.dumps(each) for each in allowed))
         return value
 
     def list_of(self, name: str, kind: type, length: int) -> tuple[Any, ...]:
+        """A list of `length` values of one type."""
         value = self.values.get(name)
         if (
             not isinstance(value, list)
@@ -139,11 +146,12 @@ class _Fields:
             raise self.refuse(name, f"expected {length} values of type {kind.__name__}")
         return tuple(value)
 
-    def section(self, name: str) -> "_Fields":
+    def section(self, name: str) -> "Fields":
+        """An object within the object."""
         value = self.values.get(name)
         if not isinstance(value, dict):
             raise self.refuse(name, "expected an object")
-        return _Fields(value, f"{self.source}: {name}")
+        return Fields(value, f"{self.source}: {name}")
 
 
 def _is_positive(value: object) -> bool:
@@ -158,9 +166,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(
+            values, ensure_ascii=False
+        ).encode()  # JSON can spell half a character; no name or text may be one
     except FileNotFoundError:
         raise InvalidCheckpoint(f"{path.name} is missing from {path.parent}", field=path.name) from None
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise InvalidCheckpoint(f"{path.name} cannot be read: {error}", field=path.name) from None
     if not isinstance(values, dict):
         raise InvalidCheckpoint(f"{path.name} is no JSON object", field=path.name)
@@ -173,7 +184,7 @@ def load_decision_config(folder: Path, *, any_layout: bool = False) -> DecisionC
     Raises:
         InvalidCheckpoint: a value, or a field that could change answers, is not one that we know.
     """
-    fields = _Fields(read_json(folder / "decision_config.json"), "decision_config.json")
+    fields = Fields(read_json(folder / "decision_config.json"), "decision_config.json")
     _refuse_unknown(fields)
     fields.one_of("format_version", FORMAT_VERSION)
     fields.one_of("format_id", FORMAT_ID)
@@ -210,14 +221,14 @@ KNOWN_FIELDS = frozenset(
 )
 
 
-def _refuse_unknown(fields: _Fields) -> None:
+def _refuse_unknown(fields: Fields) -> None:
     for name in fields.values:
         if name in KNOWN_FIELDS or name in PROVENANCE or name.startswith(OTHER_INPUTS):
             continue
         raise fields.refuse(name, "this field is unknown here, and ignoring it could change answers")
 
 
-def _temperature_buckets(fields: _Fields) -> tuple[tuple[int | None, float], ...]:
+def _temperature_buckets(fields: Fields) -> tuple[tuple[int | None, float], ...]:
     name = "temperature_by_questions"
     if fields.values.get(name) is None:
         return ()
@@ -244,7 +255,7 @@ def load_geometry(folder: Path) -> Geometry:
     Raises:
         InvalidCheckpoint: not a Qwen3.5 text backbone, or a variant of it that the backbone does not compute.
     """
-    config = _Fields(read_json(folder / "config.json"), "config.json")
+    config = Fields(read_json(folder / "config.json"), "config.json")
     config.one_of("model_type", "qwen3_5")
     text = config.section("text_config")
     text.one_of("model_type", "qwen3_5_text")
@@ -277,7 +288,7 @@ def load_geometry(folder: Path) -> Geometry:
     return geometry
 
 
-def _layer_types(text: _Fields) -> tuple[LayerType, ...]:
+def _layer_types(text: Fields) -> tuple[LayerType, ...]:
     """Read the order of layers as written: small checkpoints do not follow `full_attention_interval`."""
     layer_types: tuple[LayerType, ...] = text.list_of("layer_types", str, text.integer("num_hidden_layers"))
     unknown = set(layer_types) - {"linear_attention", "full_attention"}
@@ -286,7 +297,7 @@ def _layer_types(text: _Fields) -> tuple[LayerType, ...]:
     return layer_types
 
 
-def _rope(text: _Fields) -> dict[str, Any]:
+def _rope(text: Fields) -> dict[str, Any]:
     rope = text.section("rope_parameters")
     rope.one_of("rope_type", "default", default="default")
     share = rope.values.get("partial_rotary_factor", text.values.get("partial_rotary_factor", 0.25))

@@ -4,11 +4,9 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from d3serve.errors import InvalidCheckpoint
 from d3serve.model.compressed import read_scheme
-from d3serve.model.config import load_decision_config, load_geometry, read_json
+from d3serve.model.config import Fields, load_decision_config, load_geometry, read_json
 from d3serve.model.shards import DRAFT_HEAD, READOUT, VISION, backbone_files, tensor_sizes
 
 MANIFEST = "MODEL_MANIFEST.json"
@@ -40,7 +38,8 @@ def check_package(folder: Path) -> PackageReport:
     """
     config, geometry = load_decision_config(folder, any_layout=True), load_geometry(folder)
     parameters = _count_parameters(folder)
-    manifest = read_json(folder / MANIFEST)
+    manifest = Fields(read_json(folder / MANIFEST), MANIFEST)
+    digests = manifest.section("files_sha256").values
     full, linear = geometry.full_layers, geometry.linear_layers
     problems = tuple(_problems(folder, manifest, parameters))
     return PackageReport(
@@ -51,28 +50,30 @@ def check_package(folder: Path) -> PackageReport:
         hidden=geometry.hidden,
         validated_length=config.validated_length,
         parameters=parameters,
-        files_checked=len(manifest.get("files_sha256", {})),
+        files_checked=len(digests),
         problems=problems,
     )
 
 
-def _problems(folder: Path, manifest: dict[str, Any], parameters: dict[str, int]) -> Iterator[str]:
-    if manifest.get("schema") != SCHEMA:
-        yield f"{MANIFEST}: schema is {manifest.get('schema')!r}; this version knows {SCHEMA}"
-    digests, sizes = manifest.get("files_sha256"), manifest.get("files_bytes", {})
-    if not isinstance(digests, dict) or not isinstance(sizes, dict):
-        raise InvalidCheckpoint(f"{MANIFEST}: files_sha256 and files_bytes must be objects", field=MANIFEST)
+def _problems(folder: Path, manifest: Fields, parameters: dict[str, int]) -> Iterator[str]:
+    schema = manifest.values.get("schema")
+    if schema != SCHEMA:
+        yield f"{MANIFEST}: schema is {schema!r}; this version knows {SCHEMA}"
+    digests, sizes, stated = (
+        manifest.section(name).values if name in manifest.values else {}
+        for name in ("files_sha256", "files_bytes", "parameters")
+    )
     for name, expected in digests.items():
         yield from _file_problems(folder, name, sizes.get(name), expected)
     for path in sorted(folder.glob("*.safetensors")):
         if path.name not in digests:
             yield f"{path.name}: is not in the manifest"
-    for part, stated in manifest.get("parameters", {}).items():
-        if part in parameters and parameters[part] != stated:
-            yield f"parameters: {part} has {parameters[part]:,}; the manifest says {stated:,}"
+    for part, number in stated.items():
+        if part in parameters and parameters[part] != number:
+            yield f"parameters: {part} has {parameters[part]:,}; the manifest says {number!r}"
 
 
-def _file_problems(folder: Path, name: str, size: int | None, digest: str) -> Iterator[str]:
+def _file_problems(folder: Path, name: str, size: object, digest: object) -> Iterator[str]:
     path = folder / name
     if Path(name).name != name:
         yield f"{name}: lies outside the package"

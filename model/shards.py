@@ -63,11 +63,13 @@ def text_name(stored: str) -> str | None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    if not path.is_file():
-        raise InvalidCheckpoint(f"{path.name} is missing from {path.parent}", field=path.name)
     try:
         with safe_open(path, framework="pt") as file:
             yield file
+    except FileNotFoundError:
+        raise InvalidCheckpoint(f"{path.name} is missing from {path.parent}", field=path.name) from None
+    except OSError as error:
+        raise InvalidCheckpoint(f"{path.name} cannot be read: {error}", field=path.name) from None
     except (SafetensorError, EOFError) as error:
         raise InvalidCheckpoint(f"{path.name} is damaged: {error}", field=path.name) from None
 

@@ -306,24 +306,43 @@ def test_quantized_tensors_without_a_declaration_are_refused(quantized):
 
 REFUSED = {
     "NVFP4 weights need an NVIDIA Blackwell GPU": {"format": "nvfp4-pack-quantized"},
-    "quant_method is 'gptq'": {"quant_method": "gptq"},
-    "format is 'int-quantized'": {"format": "int-quantized"},
-    "format is None": {"format": None},
-    "weights.num_bits is 3": {
+    'quant_method is "gptq"': {"quant_method": "gptq"},
+    'format is "int-quantized"': {"format": "int-quantized"},
+    "format is null": {"format": None},
+    "g: weights: num_bits is 3; expected 4": {
         "format": "pack-quantized",
         "config_groups": {"g": {"weights": {**INT4, "num_bits": 3}}},
     },
-    "weights.strategy is 'tensor'": {"config_groups": {"g": {"weights": {**FLOAT8, "strategy": "tensor"}}}},
-    "weights.actorder is 'group'": {
+    'weights: strategy is "tensor"': {"config_groups": {"g": {"weights": {**FLOAT8, "strategy": "tensor"}}}},
+    'weights: actorder is "group"': {
         "format": "pack-quantized",
         "config_groups": {"g": {"weights": {**INT4, "actorder": "group"}}},
     },
     "expected one kind of weights": {"config_groups": {"a": {"weights": FLOAT8}, "b": {"weights": INT4}}},
+    "config_groups is []": {"config_groups": []},
+    "config_groups is {}; expected one kind of weights": {"config_groups": {}},
+    "weights is null": {"config_groups": {"g": {}}},
+    "weights is 8": {"config_groups": {"g": {"weights": 8}}},
+    "group_size is true": {
+        "format": "pack-quantized",
+        "config_groups": {"g": {"weights": {**INT4, "group_size": True}}},
+    },
     "unquantized activations": {
         "format": "pack-quantized",
         "config_groups": {"g": {"weights": INT4, "input_activations": ACTIVATIONS}},
     },
 }
+
+
+@pytest.mark.parametrize("declared", [[], "fp8", 8, True])
+def test_a_declaration_that_is_no_object_is_refused(declared, tiny_checkpoint, tmp_path):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "package")
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": declared}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        InvalidCheckpoint, match=r"config\.json: quantization_config is .*; expected an object"
+    ):
+        read_scheme(folder)
 
 
 @pytest.mark.parametrize("reason", REFUSED)

@@ -59,10 +59,12 @@ def test_each_damage_is_told(problem, package):
     assert problem in found
 
 
-@pytest.mark.parametrize("change", [{"files_sha256": None}, {"files_sha256": []}, {"files_bytes": 7}])
+@pytest.mark.parametrize(
+    "change", [{"files_sha256": None}, {"files_sha256": []}, {"files_bytes": 7}, {"parameters": []}]
+)
 def test_a_manifest_of_another_shape_cannot_be_read(change, package):
     rewrite(package, lambda m: m.update(change))
-    with pytest.raises(InvalidCheckpoint, match="must be objects"):
+    with pytest.raises(InvalidCheckpoint, match="expected an object"):
         check_package(package)
 
 
