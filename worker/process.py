@@ -44,10 +44,11 @@ class TurnProcess:
             try:
                 self._load_once()
             except Exception as error:  # reported to the main process, which decides
-                log.error("model.load_failed", exc_info=error)
                 self._tell(error=_reason(error))
-                if isinstance(error, StartupError):
+                if isinstance(error, StartupError):  # written for people, who can do without where it was raised
+                    log.error("model.load_failed", reason=error.message)
                     break
+                log.error("model.load_failed", exc_info=error)
             else:
                 return
         self._tell(load="failed")
