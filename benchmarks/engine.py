@@ -45,6 +45,7 @@ GEOMETRY_TINY = dataclasses.replace(
     linear_key_heads=2, linear_value_heads=6, linear_key_dim=64, linear_value_dim=64,
     layer_types=(("linear_attention",) * 2 + ("full_attention",)) * 2,
 )  # fmt: skip
+LONG_STATES = "long states"  # names the comparison of cached with read ones among the rows
 LONG_PASS = 40_000  # tokens from which one run takes seconds, and the peers several times that
 QUESTION: Question = ChoiceQuestion(type="choice", criteria={str(i): None for i in range(parity.OPTIONS)})
 
@@ -339,7 +340,7 @@ def main() -> None:
     if floors:
         report["copy_tb_s"] = ceilings.copy_tb_s()
         print(f"device copy {report['copy_tb_s']:.2f} TB/s", flush=True)
-    if on_gpu and not options.tiny and not options.rows:
+    if on_gpu and not options.tiny and (not options.rows or LONG_STATES in options.rows):
         report["long_states"] = long_states(bench)
         print("\n".join(report["long_states"]), flush=True)
     results: list[dict[str, Any]] = report.setdefault("rows", [])

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from d3serve.kernels import dispatch
-from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows
+from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows, sum_rows_alike
 from d3serve.kernels.segments import Segment
 from d3serve.model.buckets import Bucket
 from d3serve.model.config import Geometry
@@ -132,6 +132,8 @@ class Backbone:
 
     def __init__(self, geometry: Geometry, weights: Weights, pools: Pools, *, mlp_rows: int) -> None:
         """Take ownership of `weights` and `pools`; `mlp_rows` bounds the rows of one MLP step."""
+        if pools.k.is_cuda:
+            sum_rows_alike()
         self.geometry = geometry
         self.weights = weights
         self.pools = pools

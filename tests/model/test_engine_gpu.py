@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from d3serve.kernels.matrix import sum_rows_alike
 from d3serve.model.engine import DecisionEngine
 from d3serve.schemas import NoulQuestion
 
@@ -70,6 +72,30 @@ def test_one_graph_answers_states_of_other_lengths(tiny_checkpoint, engine, ques
         turn = [("word " * words, urgent)]
         assert (probabilities(fast, turn) - probabilities(engine, turn)).abs().max() < FP32
     assert len(fast._graphs._captured) < 3
+
+
+def test_a_row_of_a_product_has_the_same_bits_among_any_others():
+    sum_rows_alike()
+    changed = []
+    for rows, columns in ((14_336, 5_120), (5_120, 6_144), (34_816, 5_120), (5_120, 17_408)):  # the 27B's
+        weight = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
+        x = torch.randn(16_384, columns, device="cuda", dtype=torch.bfloat16)
+        whole = F.linear(x, weight)
+        changed += [
+            (count, rows, columns)
+            for count in (1, 31, 64, 100, 128, 200, 250, 320, 576, 1_000, 1_430, 2_512, 4_096, 5_270, 8_592)
+            if not torch.equal(F.linear(x[:count], weight), whole[:count])
+        ]
+    assert not changed
+
+
+def test_a_job_alone_has_the_digits_that_it_has_in_company(tiny_checkpoint, jobs):
+    engine = load(tiny_checkpoint, "bfloat16")
+    engine._graphs = None
+    alone = probabilities(engine, jobs[:1])
+    engine.cache.forget(engine.prepare(*jobs[0]).state_key)
+    among = probabilities(engine, jobs)[: len(alone)]
+    assert (among - alone).abs().max() < BF16 / 10
 
 
 def test_twenty_questions_over_one_cached_state_are_bit_equal(tiny_checkpoint, jobs):
