@@ -145,6 +145,8 @@ def check_products(device: torch.device, tokens: int, shapes: dict[str, tuple[in
         )
         if our > SAME_ROUNDING * their:
             raise SystemExit(f"an FP8 product errs more than the library's: {line}")
+        if not torch.equal(ours, linear(x, weight)[: len(few)]):
+            line += "; NOT the same rows among others"
         if device.type == "cuda":
             rates = [2e-9 * tokens * rows * columns / ms for ms in product_times(weight, plain, x)]
             names = ("FP8", "slower sums", "with quantization", "BF16")

@@ -9,7 +9,7 @@ from typing import TypeVar
 import structlog
 
 from d3serve.celery_app import Waker
-from d3serve.errors import DeviceError, StartupError, StorageUnavailable
+from d3serve.errors import DeviceError, InvalidSettings, StartupError, StorageUnavailable
 from d3serve.settings import Settings
 from d3serve.store.turns import TurnStore
 from d3serve.worker.engines import load_engine
@@ -45,7 +45,9 @@ class TurnProcess:
                 self._load_once()
             except Exception as error:  # reported to the main process, which decides
                 self._tell(error=_reason(error))
-                if isinstance(error, StartupError):  # written for people, who can do without where it was raised
+                if isinstance(
+                    error, StartupError
+                ):  # written for people, who can do without where it was raised
                     log.error("model.load_failed", reason=error.message)
                     break
                 log.error("model.load_failed", exc_info=error)
@@ -59,7 +61,18 @@ class TurnProcess:
         engine = load_engine(self._settings)
         runner = TurnRunner(self._store, engine, self._settings, Waker(self._settings))
         seconds = round(time.monotonic() - began, 1)
-        self._tell(load="loaded", loads=0, model=engine.info.model_dump_json(), error="")
+        told: dict[str, str | int] = {
+            "load": "loaded",
+            "loads": 0,
+            "model": engine.info.model_dump_json(),
+            "error": "",
+        }
+        if other := self._patiently(lambda: self._store.serve(engine.info.name, told)):
+            raise InvalidSettings(
+                f"worker {other[0]} serves {other[1]} from the queue {self._settings.namespace!r}, and a queue has one "
+                f"model: give {engine.info.name} a D3SERVE_NAMESPACE of its own, or stop that worker first",
+                field="model",
+            )
         self._runner = runner
         log.info("model.loaded", model=engine.info.name, device=engine.info.device, seconds=seconds)
 

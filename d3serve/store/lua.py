@@ -22,7 +22,9 @@ ScriptName = Literal[
     "cancel",
     "retry",
     "delete",
+    "stored",
     "hook_claim",
+    "serve",
 ]
 Argument = str | int | float | bytes
 

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class ClaimedJob:
-    """One job of a turn; `state` and `questions` are the JSON texts that were submitted, None for a lost state."""
+    """One job of a turn; `state` is as `encode_state` wrote it, or None if lost, `questions` the JSON that was sent."""
 
     id: str
     group: str
@@ -166,6 +166,12 @@ class TurnStore:
             pipe.zremrangebyscore(self._key("workers"), "-inf", self._now_ms())
             pipe.execute()
 
+    def serve(self, model: str, fields: Mapping[str, str | int]) -> tuple[str, str] | None:
+        """Publish fields beside the name of a model; None, or the live worker and its other model that forbid it."""
+        pairs = [part for pair in fields.items() for part in pair]
+        found = self._run("serve", self.worker, model, *pairs)
+        return (found[0], found[1]) if found else None
+
     def published(self, *fields: str) -> list[str | None]:
         """What this worker has published, field by field."""
         with storage_errors():
@@ -189,7 +195,7 @@ class TurnStore:
         return int(seconds) * 1000 + int(micros) // 1000
 
     def _state(self, kept: str | None) -> str | None:
-        """The text that `st:<group>` holds or refers to; None, and a word in the log, where it is gone."""
+        """What `st:<group>` holds or refers to; None, and a word in the log, where it is gone."""
         if kept is None or not kept.startswith(REFERENCE):
             return kept
         if self._files is None:

@@ -1,4 +1,4 @@
-"""Whatever goes wrong between loading a model and having a runner for it, the main process hears of it."""
+"""Whatever goes wrong between loading a model and serving it, the main process hears of it."""
 
 import pytest
 
@@ -39,3 +39,37 @@ def test_a_failure_after_the_model_is_read_is_no_silence(broken, settings, publi
     assert published("load", "error") == ["failed", "RuntimeError: no such luck"]
     assert len(tries) == MAX_LOADS
     child.run_turn()  # and has nothing to run
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ({"serves": "another", "load": "loaded"}, True),
+        ({"serves": "another", "load": "loading"}, True),  # it loads again after a crash
+        ({"serves": "another", "load": "failed"}, False),
+        ({"serves": "fake", "load": "loaded"}, False),
+        ({"load": "loading"}, False),
+    ],
+)
+def test_a_queue_has_one_model(said, refused, settings, published):
+    other = TurnStore.open(settings, "d3@there-2")
+    other.publish(said)
+    TurnProcess(settings, "d3@here-1").load()
+    load, error = published("load", "error")
+    assert load == ("failed" if refused else "loaded")
+    if refused:
+        assert "worker d3@there-2 serves another from the queue 'd3serve'" in error.replace(
+            settings.namespace, "d3serve"
+        )
+        assert "give fake a D3SERVE_NAMESPACE of its own" in error
+    other.retire()
+    other.close()
+
+
+def test_a_worker_that_has_left_forbids_nothing(settings, published):
+    other = TurnStore.open(settings, "d3@there-2")
+    other.publish({"serves": "another", "load": "loaded"})
+    other.retire()
+    other.close()
+    TurnProcess(settings, "d3@here-1").load()
+    assert published("load") == ["loaded"]
