@@ -36,9 +36,9 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def state_json(state: State) -> bytes:
-    """The same for a state, which may be long: written by Rust, in a sixth of the time."""
-    return pydantic_core.to_json(state)
+def encode_state(state: State) -> bytes:
+    """A state as it is stored: a text as it is, after a `=`; anything else as JSON. Long ones are copied once."""
+    return b"=" + state.encode() if isinstance(state, str) else pydantic_core.to_json(state)
 
 
 def estimate_tokens(text: str) -> int:
@@ -82,7 +82,7 @@ def encode_job(
     """Everything that SUBMIT writes, from a validated request whose model is resolved."""
     options = request.job
     asked = {key: q.model_dump(mode="json", exclude_unset=True) for key, q in request.questions.items()}
-    state, questions = state_json(request.state), to_json(asked)
+    state, questions = encode_state(request.state), to_json(asked)
     state_tokens = tokens_in(len(state))
     longest = max((estimate_tokens(to_json(q)) for q in asked.values()), default=0)
     fields: dict[str, str | int] = {
@@ -114,7 +114,9 @@ def encode_job(
 
 
 def decode_state(text: str) -> State:
-    """The state that `encode_job` wrote."""
+    """The state that `encode_state` wrote."""
+    if text.startswith("="):
+        return text[1:]
     state: State = json.loads(text)
     return state
 

@@ -20,12 +20,13 @@ from d3serve.errors import StateLost, StorageUnavailable
 from d3serve.store.connect import AsyncClient
 from d3serve.store.encode import EncodedJob
 from d3serve.store.keys import Keys
+from d3serve.store.lua import run_script_async
 
 LARGE_BYTES: Final = 256 * 2**10  # smaller ones are cheaper to send than to ask for: docs/adr/0006
 GRACE_S: Final = 120.0  # a submission is refused or written long before its file is this old
 SWEEP_EVERY_S: Final = 30.0
-REFERENCE: Final = "@"  # no JSON text begins with it
-MAX_REFERENCE: Final = 200
+REFERENCE: Final = "@"  # no stored state begins with it
+SWEEP_AT_ONCE: Final = 1_000
 
 Submit = Callable[[str | bytes], Awaitable[list[Any]]]
 
@@ -62,7 +63,7 @@ class StateFolder:
         return False
 
     def read(self, reference: str) -> str:
-        """The state's JSON text.
+        """The state as it was written.
 
         Raises:
             StateLost: the file is gone or cut short.
@@ -126,23 +127,25 @@ class LargeStates:
         self._sweep_at = 0.0
 
     async def submit(self, job: EncodedJob, submit: Submit) -> list[Any]:
-        """Run SUBMIT with the state, or a reference to it, or neither where it is stored already; its answer."""
+        """Run SUBMIT with the state, or a reference to it, or neither where it is stored already; its answer.
+
+        A file that is missing is written again before the job exists: a worker may take that at once.
+        """
         if len(job.state) < LARGE_BYTES:
             return await submit(job.state)
-        answer, written = await submit(""), ""
-        if answer[0] == "state":
-            if self._files is None:
-                return await submit(job.state)
-            folder = await self._folder_name()
-            written = await asyncio.to_thread(self._files.write, folder, job.group, job.state)
-            answer = await submit(written)
-        kept = str(answer[4]) if answer[0] in ("new", "old") else ""
-        if self._files is not None:
-            if kept and not self._files.holds(kept):
-                log.warning("state.mended", group=job.group)
-                await asyncio.to_thread(self._files.mend, kept, job.state)
-            if written and written != kept:  # another job of the group was quicker
-                await asyncio.to_thread(self._files.remove, written)
+        [kept] = await self._stored([job.group])
+        if kept:
+            await self._mend(kept, job)
+            answer = await submit("")
+            if answer[0] != "state":  # it went meanwhile
+                return answer
+        if self._files is None:
+            return await submit(job.state)
+        folder = await self._folder_name()
+        written = await asyncio.to_thread(self._files.write, folder, job.group, job.state)
+        answer = await submit(written)
+        if written not in answer:  # refused, or another job of the group was quicker
+            await asyncio.to_thread(self._files.remove, written)
         return answer
 
     async def sweep(self) -> None:
@@ -152,15 +155,19 @@ class LargeStates:
         self._sweep_at = time.monotonic() + SWEEP_EVERY_S
         folder = await self._folder_name()
         found = await asyncio.to_thread(lambda files: list(files.settled(folder)), self._files)
-        for start in range(0, len(found), 1000):
-            some = found[start : start + 1000]
-            async with self._client.pipeline(transaction=False) as pipe:
-                for reference in some:
-                    pipe.getrange(self._key("st", group_of(reference)), 0, MAX_REFERENCE)
-                kept = await pipe.execute()
-            for reference, live in zip(some, kept, strict=True):
-                if reference != live:
-                    await asyncio.to_thread(self._files.remove, reference)
+        for start in range(0, len(found), SWEEP_AT_ONCE):
+            some = found[start : start + SWEEP_AT_ONCE]
+            kept = await self._stored([group_of(reference) for reference in some])
+            for reference in set(some).difference(kept):
+                await asyncio.to_thread(self._files.remove, reference)
+
+    async def _mend(self, kept: str, job: EncodedJob) -> None:
+        if self._files is not None and kept.startswith(REFERENCE) and not self._files.holds(kept):
+            log.warning("state.mended", group=job.group)
+            await asyncio.to_thread(self._files.mend, kept, job.state)
+
+    async def _stored(self, groups: list[str]) -> list[str]:
+        return list(await run_script_async(self._client, "stored", self._key.prefix, *groups))
 
     async def _folder_name(self) -> str:
         """The folder of this queue: another queue that shares the root must not sweep ours."""

@@ -11,6 +11,7 @@ from d3serve.api.app import create_app
 from d3serve.api.resources import RELEASED
 from d3serve.schemas import JobError
 from d3serve.settings import Settings
+from d3serve.store.encode import decode_state
 
 pytestmark = pytest.mark.anyio
 LATE = JobError(code="device_error", message="too late")
@@ -92,7 +93,7 @@ async def test_the_state_reaches_the_worker_as_it_was_sent(state, client, worker
     text = json.dumps(body(state=state), ensure_ascii=False)
     assert (await client.post("/v1/jobs", content=text.encode())).status_code == 202
     (job,) = worker.claim().jobs
-    assert json.dumps(json.loads(job.state), ensure_ascii=False) == json.dumps(state, ensure_ascii=False)
+    assert json.dumps(decode_state(job.state), ensure_ascii=False) == json.dumps(state, ensure_ascii=False)
 
 
 ODD_IDS = [

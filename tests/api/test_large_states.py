@@ -1,7 +1,6 @@
 """Large states on a real API process that is killed while it takes them, and on a worker that cannot find one."""
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 from d3serve.api.app import create_app
 from d3serve.schemas import JobError
 from d3serve.store import states
+from d3serve.store.encode import decode_state
 from d3serve.store.jobs import JobStore
 from d3serve.store.turns import TurnStore
 from d3serve.supervisor import bind
@@ -71,7 +71,7 @@ async def test_no_accepted_state_is_lost_when_the_api_is_killed_and_no_file_stay
         worker.free(turn.lease, "back")
     worker.close()
     for job_id, number in accepted.items():
-        assert json.loads(found[job_id]) == state_of(number)
+        assert decode_state(found[job_id]) == state_of(number)
 
     files = [path for path in folder.state_dir.rglob("*") if path.is_file()]
     for path in files:
@@ -89,5 +89,5 @@ async def test_every_api_process_and_worker_of_one_folder_sees_the_same_state(fo
                 assert (await client.post("/v1/jobs", json=body)).status_code == 202
     assert sum(path.is_file() for path in folder.state_dir.rglob("*")) == 1
     worker = TurnStore.open(folder, "hand:1")
-    assert [json.loads(job.state) == state_of(1) for job in worker.claim(1).jobs] == [True, True]
+    assert [decode_state(job.state) == state_of(1) for job in worker.claim(1).jobs] == [True, True]
     worker.close()

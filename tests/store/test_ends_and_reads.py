@@ -221,7 +221,7 @@ class TestEndings:
         assert (job.status, job.error, job.finished_at, job.expires_at) == ("queued", None, None, None)
         assert table.redis.pttl(table.key("job", job_id)) == -1
         turn = worker.claim(1)
-        assert (turn.jobs[0].attempt, turn.jobs[0].state) == (2, '"the state"')
+        assert (turn.jobs[0].attempt, turn.jobs[0].state) == (2, "=the state")
         worker.succeed(turn.lease, job_id, make_response())
         with pytest.raises(JobNotFinished):
             await table.jobs.retry(job_id, "me")

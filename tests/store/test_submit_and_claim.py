@@ -107,8 +107,8 @@ class TestClaim:
         groups = {}
         for job in turn.jobs:
             groups.setdefault(job.state, []).append(job.id)
-        assert groups == {'"a"': [ids[0], ids[2], ids[4]], '"b"': [ids[1], ids[3]]}
-        assert turn.jobs[0].state == '"a"'
+        assert groups == {"=a": [ids[0], ids[2], ids[4]], "=b": [ids[1], ids[3]]}
+        assert turn.jobs[0].state == "=a"
 
     @pytest.mark.sabotage("submit", "if redis.call('EXISTS', K('own', group)) == 1 then", "if false then")
     async def test_a_state_is_never_on_two_workers(self, table):

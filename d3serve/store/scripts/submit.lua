@@ -1,7 +1,7 @@
 -- SUBMIT: write a job, its place in its group and its idempotency record; twice with one id is once.
 -- ARGV: id, group, lane, tenant, state, state_bytes, questions, rank_offset_ms, expires_ms (0: never),
 --       idem ('' none), fingerprint, idem_ttl_ms, max_jobs, max_bytes, then field, value ... of the job.
--- `state` is JSON, or '@...', a reference to the file that holds it, or '': it may be here already, look first.
+-- `state` is '=text' or JSON, or '@...', a reference to the file that holds it, or '': look, it may be here already.
 -- Answers {'new', id, wake 0/1, lane, file, created} or {'old', id, 0, lane, file}, where `file` is the reference
 -- that the group has ('' none); or {'state'}: send it; or {'reused'} or {'full', jobs, bytes}.
 -- The first write may fail for want of memory; nothing is half written then.

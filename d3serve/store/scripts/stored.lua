@@ -1,0 +1,9 @@
+-- STORED: where the states of groups are. ARGV: group ... Answers for each '@...', the reference to its file,
+-- or '+' for one that Redis holds, or '' for none.
+local answer = {}
+for i, group in ipairs(ARGV) do
+  local st = K('st', group)
+  local first = redis.call('GETRANGE', st, 0, 0)
+  answer[i] = first == '@' and redis.call('GET', st) or (first == '' and '' or '+')
+end
+return answer
