@@ -1,6 +1,9 @@
 """Quality of the demo checkpoint through the served path: HTTP, queue, worker.
 
-    python benchmarks/quality.py [--model checkpoints/demo-d3] [--dtypes float32 bfloat16] [--packages N] [--out FILE]
+    python benchmarks/quality.py [--models FOLDER ...] [--dtypes float32 bfloat16] [--packages N] [--out FILE]
+
+Several models are the same checkpoint in several formats (`tools/quantize_checkpoint.py`); each is compared with the
+first.
 
 Every held-out question is asked three ways: all questions of a package in one job (its state read once), each
 question in a job of its own with all jobs waiting together (the worker groups them by state), and each alone on
@@ -79,9 +82,9 @@ def measure(url: str, cases: Sequence[Case]) -> tuple[dict[str, Any], list[Score
     return {"quality": table, "agreement_with_one_job_a_state": agreement}, once
 
 
-def show(dtype: str, figures: dict[str, Any]) -> None:
+def show(kind: str, figures: dict[str, Any]) -> None:
     """Print the figures as tables."""
-    print(f"\n{dtype}\n| questions | number | accuracy | NLL | ECE |\n| --- | --- | --- | --- | --- |")
+    print(f"\n{kind}\n| questions | number | accuracy | NLL | ECE |\n| --- | --- | --- | --- | --- |")
     for family, row in figures["quality"].items():
         numbers = f"{row['questions']} | {row['accuracy']:.1%} | {row['nll']:.3f} | {row['ece']:.3f}"
         print(f"| {family} | {numbers} |")
@@ -90,9 +93,9 @@ def show(dtype: str, figures: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure each dtype in its own service; print the tables and write the figures."""
+    """Measure each model and dtype in its own service; print the tables and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default=str(ROOT / "checkpoints" / "demo-d3"))
+    parser.add_argument("--models", nargs="*", default=[str(ROOT / "checkpoints" / "demo-d3")])
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--packages", type=int, default=None)
     parser.add_argument("--out", type=Path, default=None)
@@ -100,18 +103,20 @@ def main() -> None:
     cases = read_cases(options.packages)
     report: dict[str, Any] = {}
     first: list[Scored] = []
-    for dtype in options.dtypes:
+    for model, dtype in itertools.product(options.models, options.dtypes):
+        kind = f"{Path(model).name} {dtype}"
         with tempfile.TemporaryDirectory() as folder:
             settings = Settings.load(
-                model=options.model, dtype=dtype, data_dir=Path(folder), port=0, log_level="warning"
+                model=model, dtype=dtype, data_dir=Path(folder), port=0, log_level="warning"
             )
             with running(settings) as (_, url):
-                report[dtype], once = measure(url, cases)
-        show(dtype, report[dtype])
+                report[kind], once = measure(url, cases)
+        show(kind, report[kind])
         first = first or once
         if once is not first:
-            report[dtype]["against_" + options.dtypes[0]] = compare(first, once)
-            print(f"against {options.dtypes[0]}: {report[dtype]['against_' + options.dtypes[0]]}")
+            against = f"against {next(iter(report))}"
+            report[kind][against] = compare(first, once)
+            print(f"{against}: {report[kind][against]}")
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

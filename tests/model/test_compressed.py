@@ -5,10 +5,9 @@ import shutil
 
 import pytest
 import torch
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
+from quantize_checkpoint import ACTIVATIONS, FLOAT8, INT4, compress, compressor, library_scheme, quantize
 from safetensors.torch import load_file, save_file
 
 from d3serve.errors import InvalidCheckpoint
@@ -18,43 +17,14 @@ from d3serve.model.checkpoint import load_weights, multiplies_float8
 from d3serve.model.compressed import Scheme, dequantize, read_scheme
 from d3serve.model.config import load_geometry
 from d3serve.model.engine import DecisionEngine
+from d3serve.model.manifest import check_package
 from d3serve.model.weights import FullAttention, to_float8
 
-FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
-INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
-ACTIVATIONS = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
 CASES = {
-    "float8": ("float-quantized", FLOAT8, ACTIVATIONS, Scheme("float8")),
-    "int4 symmetric": ("pack-quantized", INT4 | {"symmetric": True}, None, Scheme("int4", True, 128)),
-    "int4 asymmetric": ("pack-quantized", INT4 | {"symmetric": False}, None, Scheme("int4", False, 128)),
+    "fp8": Scheme("float8"),
+    "int4-symmetric": Scheme("int4", True, 128),
+    "int4": Scheme("int4", False, 128),
 }
-
-
-def library(case):
-    form, weights, activations, ours = CASES[case]
-    scheme = QuantizationScheme(
-        targets=["Linear"],
-        weights=QuantizationArgs(**weights),
-        input_activations=activations and QuantizationArgs(**activations),
-    )
-    return BaseCompressor.get_value_from_registry(form), scheme, ours
-
-
-def compress(weight, case):
-    """A module's tensors as the library stores them, with plain min-max scales in BF16."""
-    compressor, scheme, ours = library(case)
-    if ours.kind == "float8":
-        state = {"weight": weight, "weight_scale": (weight.abs().amax(1, keepdim=True) / 448).bfloat16()}
-        return compressor.compress(state, scheme)
-    grouped = weight.float().unflatten(1, (-1, 128))
-    low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
-    if ours.symmetric:
-        scale, zero = grouped.abs().amax(-1) / 7.5, torch.zeros_like(low)
-    else:
-        scale = (high - low) / 15
-        zero = (-8 - low / scale).round().clamp(-8, 7)
-    state = {"weight": weight, "weight_scale": scale.bfloat16(), "weight_zero_point": zero.to(torch.int8)}
-    return compressor.compress(state, scheme)
 
 
 def drawn(rows, columns):
@@ -64,10 +34,9 @@ def drawn(rows, columns):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("shape", [(16, 128), (17, 256), (9, 384), (40, 1024)])
 def test_unpacking_is_exact(case, shape):
-    compressor, scheme, ours = library(case)
-    parts = compress(drawn(*shape), case)
+    parts, ours = compress(drawn(*shape), case), CASES[case]
     assert set(parts) == ours.parts
-    expected = compressor.decompress(parts, scheme)["weight"]
+    expected = compressor(case).decompress(parts, library_scheme(case))["weight"]
     assert torch.equal(dequantize(parts, ours).bfloat16(), expected)
     assert (expected - drawn(*shape)).abs().max() < 0.5, "and it is the weight that was packed"
 
@@ -78,22 +47,32 @@ def quantized(request, tiny_checkpoint, tmp_path):
     return write_quantized(request.param, tiny_checkpoint, tmp_path)
 
 
-def write_quantized(case, tiny_checkpoint, tmp_path):
-    packed, plain = (shutil.copytree(tiny_checkpoint, tmp_path / name) for name in ("packed", "plain"))
-    form, weights, activations, ours = CASES[case]
-    tensors = load_file(tiny_checkpoint / "model.safetensors")
-    unpacked = dict(tensors)
-    for name in [n for n in tensors if ".mlp." in n or "_attn.o" in n or "self_attn.q_proj" in n]:
-        parts = compress(tensors.pop(name), case)
-        unpacked[name] = dequantize(parts, ours).bfloat16()
-        tensors |= {name.removesuffix("weight") + part: tensor for part, tensor in parts.items()}
+def write_quantized(case, package, tmp_path):
+    """A package with some of its modules quantized, and the same weights unpacked.
+
+    Of q, k and v only q, and of the rest what the published packages quantize.
+    """
+    packed, plain = quantize(package, tmp_path / "packed", case), shutil.copytree(package, tmp_path / "plain")
+    tensors, unpacked = load_file(packed / "model.safetensors"), load_file(plain / "model.safetensors")
+    for name in unpacked:
+        module = name.removesuffix("weight")
+        parts = {part: tensors[module + part] for part in CASES[case].parts if module + part in tensors}
+        if len(parts) < len(CASES[case].parts):
+            continue
+        if "k_proj" in name or "v_proj" in name:
+            tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(module)}
+            tensors[name] = unpacked[name]
+        else:
+            unpacked[name] = dequantize(parts, CASES[case]).bfloat16()
     save_file(tensors, packed / "model.safetensors")
     save_file(unpacked, plain / "model.safetensors")
-    config = json.loads((packed / "config.json").read_text())
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
-    declared = {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
-    (packed / "config.json").write_text(json.dumps(config | {"quantization_config": declared}))
     return packed, plain
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_quantized_sibling_is_a_package_of_its_format(case, tiny_checkpoint, tmp_path):
+    report = check_package(quantize(tiny_checkpoint, tmp_path / "sibling", case))
+    assert (report.problems, report.weights) == ((), CASES[case].kind)
 
 
 def dense(matrix):
@@ -114,7 +93,7 @@ def test_a_quantized_package_holds_its_unpacked_weights(quantized):
 
 
 def test_published_float8_weights_stay_float8(tiny_checkpoint, tmp_path):
-    packed, _ = write_quantized("float8", tiny_checkpoint, tmp_path)
+    packed, _ = write_quantized("fp8", tiny_checkpoint, tmp_path)
     weights = load_weights(packed, load_geometry(packed), torch.device("cpu"), torch.bfloat16)
     stored = load_file(packed / "model.safetensors")["language_model.layers.0.mlp.down_proj.weight"]
     kept = weights.layers[0].down
@@ -122,7 +101,7 @@ def test_published_float8_weights_stay_float8(tiny_checkpoint, tmp_path):
     assert torch.equal(kept.values.view(torch.uint8), stored.view(torch.uint8))
 
 
-@pytest.mark.parametrize("case", ["int4 symmetric", "int4 asymmetric"])
+@pytest.mark.parametrize("case", ["int4-symmetric", "int4"])
 def test_an_int4_package_answers_as_its_unpacked_weights(case, tiny_checkpoint, tmp_path, questions):
     answers = []
     for package in write_quantized(case, tiny_checkpoint, tmp_path):
@@ -141,7 +120,7 @@ def test_a_float8_package_answers_as_transformers_with_float8_products(
     two = checkpoint_tool.write_checkpoint(
         tmp_path / "two", checkpoint_tool.Variant(layers=("linear", "full"))
     )
-    packed, plain = write_quantized("float8", two, tmp_path)
+    packed, plain = write_quantized("fp8", two, tmp_path)
     oracle = oracle_of(plain)
 
     def rounded(_module, inputs):
@@ -171,7 +150,7 @@ def test_float8_tensor_cores_answer_as_the_reference(checkpoint_tool, tmp_path, 
     two = checkpoint_tool.write_checkpoint(
         tmp_path / "two", checkpoint_tool.Variant(layers=("linear", "full"))
     )
-    packed, _ = write_quantized("float8", two, tmp_path)
+    packed, _ = write_quantized("fp8", two, tmp_path)
     answers = []
     for device in ("cuda", "cpu"):
         engine = DecisionEngine.load(str(packed), device=device, dtype="bfloat16", state_cache_bytes=2**26)
@@ -230,12 +209,12 @@ def test_float8_products_err_no_more_than_the_librarys_own_run(seed):
     """Against the unpacked weights in FP32: ours in FP32 sums, theirs unpacked to BF16 and run in BF16."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(64, 512, generator=generator).bfloat16()
-    parts = compress(drawn(256, 512), "float8")
-    compressor, scheme, ours = library("float8")
-    exact = x.float() @ dequantize(parts, ours).T
+    parts = compress(drawn(256, 512), "fp8")
+    scheme = library_scheme("fp8")
+    exact = x.float() @ dequantize(parts, CASES["fp8"]).T
     scale, zero = compute_dynamic_scales_and_zp(x, scheme.input_activations, torch.nn.Module())
     theirs_x = fake_quantize(x, scale, zero, scheme.input_activations)
-    theirs = torch.nn.functional.linear(theirs_x, compressor.decompress(parts, scheme)["weight"])
+    theirs = torch.nn.functional.linear(theirs_x, compressor("fp8").decompress(parts, scheme)["weight"])
     product = float8_linear(x, Float8Matrix(parts["weight"], parts["weight_scale"].float()))
     errors = [(each.float() - exact).square().mean().sqrt() for each in (product, theirs)]
     assert errors[0] <= 1.01 * errors[1]
