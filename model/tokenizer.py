@@ -124,7 +124,8 @@ def transformers_tokenizer(folder: Path, config: DecisionConfig) -> Any:
         builder = _tokenizer_builder(folder)
         tokenizer = builder.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises whatever its many readers raise
-        raise InvalidCheckpoint(f"the tokenizer in {folder} cannot be built: {error}") from error
+        reason = " ".join(str(error).split())[:300]  # on one line
+        raise InvalidCheckpoint(f"the tokenizer in {folder} cannot be built: {reason}") from error
     name = type(tokenizer).__name__
     if name not in TOKENIZER_CLASSES:
         raise InvalidCheckpoint(

@@ -98,6 +98,7 @@ DESCRIPTIONS = {
         "model.safetensors.index.json", index_of(a="nowhere.safetensors")
     ),
     "é is missing from": write("model.safetensors.index.json", index_of(a="é" * 300)),
+    "the tokenizer in ": lambda p: edit(p, "tokenizer.json", ("model", "vocab", "the"), "no number"),
     "vocab_size is 1180591620717411303424": lambda p: edit(
         p, "config.json", ("text_config", "vocab_size"), 2**70
     ),
@@ -119,6 +120,7 @@ def test_a_damaged_description_is_told(reason, package):
     with pytest.raises(InvalidCheckpoint) as refused:
         DecisionEngine.load(str(package), device="cpu")
     assert reason in refused.value.message
+    assert "\n" not in refused.value.message
 
 
 def places(value, path=()):
@@ -134,6 +136,7 @@ def places(value, path=()):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_junk_anywhere_is_refused_or_harmless(seed, two_shards, package):
+    messages = []
     chance = random.Random(seed)  # noqa: S311  (repeatable, not secret)
     for _ in range(40):
         name = chance.choice(NAMES)
@@ -147,8 +150,11 @@ def test_junk_anywhere_is_refused_or_harmless(seed, two_shards, package):
             try:
                 use()
             except D3ServeError as error:
-                error.message.encode()  # it can be printed
+                messages.append(error.message)
         shutil.copy(two_shards / name, package / name)
+    assert messages
+    "".join(messages).encode()  # they can be printed
+    assert not any("\n" in message for message in messages)
 
 
 def test_check_ends_with_one_line(package):
