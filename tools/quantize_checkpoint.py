@@ -28,6 +28,7 @@ FORMATS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "int4": ("pack-quantized", INT4 | {"symmetric": False}, None),
     "int4-symmetric": ("pack-quantized", INT4 | {"symmetric": True}, None),
 }
+LEAST = 1e-8  # a scale; rows of zeros stay zero
 QUANTIZED = (".mlp.", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "_attn.o")
 
 
@@ -55,13 +56,13 @@ def compress(weight: Tensor, kind: str) -> dict[str, Tensor]:
 
 def _scales(weight: Tensor, kind: str) -> dict[str, Tensor]:
     if kind == "fp8":
-        return {"weight_scale": (weight.abs().amax(1, keepdim=True) / 448).bfloat16()}
+        return {"weight_scale": (weight.abs().amax(1, keepdim=True) / 448).clamp(min=LEAST).bfloat16()}
     grouped = weight.unflatten(1, (-1, GROUP))
     low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
     if kind == "int4-symmetric":
-        scale, zero = grouped.abs().amax(-1) / 7.5, torch.zeros_like(low)
+        scale, zero = (grouped.abs().amax(-1) / 7.5).clamp(min=LEAST), torch.zeros_like(low)
     else:
-        scale = ((high - low) / 15).clamp(min=1e-8)
+        scale = ((high - low) / 15).clamp(min=LEAST)
         zero = (-8 - low / scale).round().clamp(-8, 7)
     return {"weight_scale": scale.bfloat16(), "weight_zero_point": zero.to(torch.int8)}
 

@@ -70,6 +70,13 @@ def write_quantized(case, package, tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_zeros_stay_zero(case):
+    assert torch.equal(
+        dequantize(compress(torch.zeros(16, 128).bfloat16(), case), CASES[case]), torch.zeros(16, 128)
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_a_quantized_sibling_is_a_package_of_its_format(case, tiny_checkpoint, tmp_path):
     report = check_package(quantize(tiny_checkpoint, tmp_path / "sibling", case))
     assert (report.problems, report.weights) == ((), CASES[case].kind)
