@@ -76,6 +76,36 @@ def test_decision_config(field, value, shown, package):
     assert shown in refused.value.message
 
 
+FAMILY = {
+    "max_length": None,
+    "readout_dtype": "float32",
+    "base_model": "Qwen/Qwen3.5-27B",
+    "revision": "0123abcd",
+}
+BUCKETS = {"max_questions": [1, 4, 16], "temperature": [1.046, 1.0, 1.0, 1.0]}
+DESCRIBED = {
+    "d3": {"attention_mode": "noncausal_full_attention"},
+    "d3-turbo": {"attention_mode": "prefix_bidir", "validated_length": 32_768},
+    "d3-ultra": {
+        "attention_mode": "prefix_bidir",
+        "prompt_layout": "header-v1",
+        "temperature_by_questions": BUCKETS,
+    },
+}
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_configurations_as_their_makers_describe_them(name, package):
+    """Field by field what is public about each; a field that is not may still change answers, and is refused."""
+    edit(package, "decision_config.json", lambda c: c.update(FAMILY | DESCRIBED[name]))
+    config = load_decision_config(package, any_layout=name == "d3-ultra")
+    assert config.attention_mode == DESCRIBED[name]["attention_mode"]
+    assert config.validated_length == DESCRIBED[name].get("validated_length")
+    assert [config.temperature_for(n) for n in (1, 4, 17)] == (
+        [1.046, 1.0, 1.0] if name == "d3-ultra" else [config.temperature] * 3
+    )
+
+
 GEOMETRY = [
     ("layer_types", None, "layer_types is null"),
     ("layer_types", ["full_attention"] * 5 + ["sliding_attention"], "sliding_attention"),
