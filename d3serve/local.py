@@ -28,17 +28,17 @@ def running(settings: Settings) -> Iterator[tuple[ProcessTree, str]]:
             running_broker(settings) as redis_url:  # fmt: skip
         host, port = listeners[0].getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        found = {"redis_url": redis_url, "port": port, "state_dir": _state_dir(settings)}
+        found = {"redis_url": redis_url, "port": port, "state_dir": shared_state_dir(settings)}
         env = settings.model_copy(update=found).to_env()
         with counting_together(len(listeners)) as shared, tree.stopped_by_signals():
+            tree.start("worker", ["worker"], env)  # first: it takes longest
             start_apis(tree, listeners, env | shared)
-            tree.start("worker", ["worker"], env)
-            tree.start("webhooks", ["webhooks"], env)
             tree.wait_until(lambda: _is_ready(url), READY_TIMEOUT_S, what="the model")
+            tree.start("webhooks", ["webhooks"], env)  # last: it would take a processor from the two above
             yield tree, url
 
 
-def _state_dir(settings: Settings) -> Path | None:
+def shared_state_dir(settings: Settings) -> Path | None:
     """The folder asked for, else one beside a broker of our own: nobody on another host has its jobs."""
     if settings.state_dir is None and settings.redis_url is None:
         return settings.data_dir.expanduser().resolve() / "states"

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import uvicorn
 
 from d3serve import cli
 from d3serve.errors import StartupError
+from d3serve.local import shared_state_dir
+from d3serve.settings import Settings
 from d3serve.supervisor import bind, listening
 
 
@@ -52,3 +55,10 @@ def test_a_port_that_another_service_shares_among_its_processes_is_taken(process
         listening("127.0.0.1", theirs[0].getsockname()[1], processes),
     ):
         pytest.fail("two services would share the port, and their clients")
+
+
+def test_states_are_files_only_where_everybody_who_needs_them_is_on_this_host(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    assert shared_state_dir(Settings(data_dir=tmp_path)) == tmp_path / "states"
+    assert shared_state_dir(Settings(data_dir=tmp_path, redis_url="redis://elsewhere")) is None
+    assert shared_state_dir(Settings(redis_url="redis://elsewhere", state_dir=asked)) == asked

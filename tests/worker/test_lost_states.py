@@ -51,3 +51,15 @@ async def test_a_worker_that_has_no_folder_fails_the_job_and_says_what_it_needs(
     assert (job.status, job.attempt, job.error.code) == ("failed", 1, "state_lost")
     [event] = await worker.events("state.folder_unset")
     assert "D3SERVE_STATE_DIR" in event["need"]
+
+
+async def test_a_worker_killed_in_a_turn_leaves_the_state_to_the_next(filed, gone):
+    job_id = await filed.submit(f"fake:sleep=2 {LARGE}")
+    first = filed.start_worker(lease_s=1.5)
+    await filed.running(job_id)
+    child = filed.child(first)
+    first.kill()
+    assert gone(child)
+    filed.start_worker(lease_s=1.5)
+    job = await filed.finish(job_id)
+    assert (job.status, job.attempt) == ("succeeded", 2)

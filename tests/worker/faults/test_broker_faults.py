@@ -52,6 +52,15 @@ async def test_a_killed_broker_comes_back_with_every_job(service, broker, busy):
     assert await service.finished() == {"succeeded": len(ids)}
 
 
+async def test_a_killed_broker_comes_back_with_its_references_to_files(service, broker, tmp_path):
+    service.settings = service.settings.model_copy(update={"state_dir": tmp_path / "states"})
+    async with JobStore.open(service.settings) as service.jobs:
+        ids = await service.submit_many(f"{i} " + "the parcel came late. " * 15_000 for i in range(12))
+        await kill_and_restart(broker)
+        service.start_worker()
+        assert {job.status for job in await service.finish_all(ids)} == {"succeeded"}
+
+
 async def test_killed_connections_of_everybody_cost_no_job_and_no_second_run(service):
     """celery/celery#8030: a worker whose connection was reset stayed connected and consumed nothing."""
     service.start_worker("question_ms=20", max_batch_questions=8)
