@@ -47,6 +47,13 @@ def tensors(geometry: Geometry, device: torch.device) -> Iterator[tuple[str, Ten
         yield f"language_model.{name}", drawn.cpu()
 
 
+def save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a file, and wait until it is on the disk."""
+    save_file(tensors, path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def write_package(
     folder: Path, geometry: Geometry, device: torch.device, shard_bytes: int, vision: int
 ) -> list[Path]:
@@ -59,7 +66,7 @@ def write_package(
             if len(written) >= WRITERS:
                 written[-WRITERS][2].result()  # so many shards in memory and no more
             path = folder / f"model-{len(written) + 1:05d}.safetensors"
-            written.append((path, list(shard), pool.submit(save_file, dict(shard), path)))
+            written.append((path, list(shard), pool.submit(save, dict(shard), path)))
             shard.clear()
 
         for name, tensor in tensors(geometry, device):
@@ -111,7 +118,6 @@ def forget(files: list[Path]) -> None:
     """Ask the kernel to drop the files from the page cache."""
     for path in files:
         with path.open("rb") as file:
-            os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -199,7 +205,6 @@ def measure(run: Run, files: list[Path], cold_bytes: int) -> None:
         json.dumps(shown | {"largest_file_gb": max(path.stat().st_size for path in files) / 1e9}), flush=True
     )
     run.note("load, page cache", run.timed_load(), text)
-    run.note("load again, page cache", run.timed_load(), text)
     run.note("dd, page cache", dd(files), size)
     forget(files)
     run.note("load, forgotten files", run.timed_load(), text)

@@ -81,6 +81,7 @@ FAMILY = {
     "readout_dtype": "float32",
     "base_model": "Qwen/Qwen3.5-27B",
     "revision": "0123abcd",
+    "validated_length": None,
 }
 BUCKETS = {"max_questions": [1, 4, 16], "temperature": [1.046, 1.0, 1.0, 1.0]}
 DESCRIBED = {
