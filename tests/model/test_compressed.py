@@ -153,20 +153,29 @@ def test_a_float8_package_answers_as_transformers_with_float8_products(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-def test_float8_tensor_cores_answer_as_the_reference(checkpoint_tool, tmp_path, questions, compare):
+def test_float8_tensor_cores_answer_as_the_reference(checkpoint_tool, tmp_path, questions):
+    """On weights so strong that rounding to BF16 before FP8 moves p by 0.027 rms on one device alone."""
     two = checkpoint_tool.write_checkpoint(
         tmp_path / "two", checkpoint_tool.Variant(layers=("linear", "full"))
     )
-    packed, _ = write_quantized("fp8", two, tmp_path)
-    answers = []
+    packed = quantize(two, tmp_path / "packed", "fp8")
+    found = []
     for device in ("cuda", "cpu"):
         engine = DecisionEngine.load(str(packed), device=device, dtype="bfloat16", state_cache_bytes=2**26)
-        answers.append(engine.decide([engine.prepare("a state", questions)])[0].answers)
-    for name, answer in answers[1].items():
-        expected = (
-            [1 - answer.noul, answer.noul] if answer.type == "noul" else list(answer.probabilities.values())
+        assert isinstance(engine.backbone.weights.layers[1].mixer.qkv, Float8Matrix)
+        jobs = [
+            engine.prepare(state, questions) for state in (None, "a state", "charged twice", "word " * 30)
+        ]
+        found.append(
+            [
+                probability
+                for job in engine.decide(jobs)
+                for answer in job.answers.values()
+                for probability in ([answer.noul] if answer.type == "noul" else answer.probabilities.values())
+            ]
         )
-        assert compare(answers[0][name], expected) < 0.05  # two ways of rounding in BF16
+    moved = torch.tensor(found[0]) - torch.tensor(found[1])
+    assert moved.square().mean().sqrt() < 0.06
 
 
 @pytest.mark.parametrize(
