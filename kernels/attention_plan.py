@@ -1,11 +1,13 @@
 """Which query rows meet which keys: the work lists of one attention pass, made on the host, uploaded once.
 
-The words. A **tile** is a run of query rows that share a prefix, small enough that its rows times the query
-heads of one key/value head fit BLOCK_M. A tile reads two key ranges: `open`, which every row sees whole, then
-`edge`, in which each row sees `row_ranges[row]` only. So one kernel serves all segments: an `edge` range is
-the own block of a question, the diagonal of a causal block, or the own blocks of several short questions that
-share a tile. An **item** is a piece of a tile's keys, a **program** a list of items, and a **merge** joins
+The words. A **tile** is a run of query rows of one segment, small enough that its rows times the query heads of one
+key/value head fit BLOCK_M. A tile reads two key ranges: `open`, which every row sees whole, then `edge`, in
+which each row sees `row_ranges[row]` only. So one kernel serves all segments: an `edge` range is the own block of a
+question or the diagonal of a causal block. An **item** is a tile over a piece of its keys, and a **merge** joins
 the pieces of one tile.
+
+How a segment is cut into tiles and pieces depends on that segment alone. So a row's sums are taken in one order,
+and its result has the same bits, whatever else is in the pass.
 """
 
 from collections.abc import Sequence
@@ -19,21 +21,31 @@ from torch import Tensor
 from d3serve.kernels.attention_tiles import TileShape
 from d3serve.kernels.segments import Segment
 
-ITEM_FIELDS = (
-    8  # query row, rows, open begin, open end, edge begin, edge end, partial slot (-1: none), unused
-)
-MERGE_FIELDS = 4  # query row, rows, first partial slot, pieces
+ITEM_FIELDS = 8  # row, rows, open begin, open end, edge begin, edge end, partial slot (-1: none), unused
+MERGE_FIELDS = 4  # row, rows, first partial slot, pieces
 SECTION_ALIGN = 32  # int32s: every list starts on a 128-byte line, so Triton specialises its pointer once
-ITEM_OVERHEAD_BLOCKS = (
-    6  # starting an item and storing its result: 10 us on an H200, a block of 64 keys 1.8 us
-)
-MERGE_BLOCKS = 4  # launching the merge and reading the pieces back, by the same clock
-SPLIT_GAIN = 0.95  # a fixed share of work waits for the slowest processor: less gain than this is none
-MIN_PIECE_BLOCKS = 4  # a border nearer to a tile's end than this moves to the end
+
+# A question's keys are cut so that few questions on a long state still fill the device. A block of 64 keys takes an
+# H200 1.8 us, starting an item and storing its result 10 us.
+PIECE_BLOCKS = 64  # in a long range
+SHORT_PIECE_BLOCKS = 32  # while there are at most SHORT_PIECES of them
+SHORT_PIECES = 4
+MAX_PIECES = 16
+SPLIT_ROWS = 1024  # a longer segment fills the device with whole tiles
+MAX_PARTIALS = 1024  # unmerged results at a time: 0.5 GB at 24 heads of 256; more are done in rounds
+
+
+class Round(NamedTuple):
+    """Items of a plan's lists that run together, and the merges that follow."""
+
+    first_item: int
+    items: int
+    first_merge: int
+    merges: int
 
 
 class Launch(NamedTuple):
-    """All that a launch depends on besides the contents of its tensors; hashable.
+    """All that the launches depend on besides the contents of their tensors; hashable.
 
     A CUDA graph captured with a plan replays every plan of an equal launch: copy the new plan's `table` into
     the captured one's. So a graph cache must have `launch` in its key.
@@ -41,10 +53,18 @@ class Launch(NamedTuple):
 
     tile: TileShape
     rows: int
-    programs: int
-    items: int
-    merges: int
-    partials: int
+    partials: int  # most of a round
+    rounds: tuple[Round, ...]
+
+    @property
+    def items(self) -> int:
+        """Items of all rounds."""
+        return sum(each.items for each in self.rounds)
+
+    @property
+    def merges(self) -> int:
+        """Merges of all rounds."""
+        return sum(each.merges for each in self.rounds)
 
 
 class DenseBlock(NamedTuple):
@@ -64,11 +84,18 @@ class AttentionPlan:
     rows: int  # that q must have at least
     pool_rows: int
     dense: tuple[DenseBlock, ...]
-    table: Tensor  # int32, holds the four lists below
+    table: Tensor  # int32, holds the three lists below
     row_ranges: Tensor  # [rows, 2]: first and past-the-last own pool row that a query row sees
-    program_starts: Tensor  # [programs + 1]: the items of each program
     items: Tensor  # [items, ITEM_FIELDS]
     merges: Tensor  # [merges, MERGE_FIELDS]
+
+
+class Sizes(NamedTuple):
+    """What a padded plan has room for."""
+
+    rows: int
+    segments: int
+    partials: int
 
 
 class _Tiles(NamedTuple):
@@ -80,21 +107,23 @@ class _Tiles(NamedTuple):
     open_end: np.ndarray
     edge_begin: np.ndarray
     edge_end: np.ndarray
+    pieces: np.ndarray
+
+    @property
+    def unmerged(self) -> np.ndarray:
+        """Partial slots of each tile: one a piece, none for a tile in one piece."""
+        return np.where(self.pieces > 1, self.pieces, 0)
+
+    @property
+    def partials(self) -> int:
+        """Partial slots of all tiles."""
+        return int(self.unmerged.sum())
 
     def blocks(self, block_n: int) -> tuple[np.ndarray, np.ndarray]:
         """Key blocks of the open and of the edge range."""
-        return _ceil_div(self.open_end - self.open_begin, block_n), _ceil_div(
-            self.edge_end - self.edge_begin, block_n
+        return _blocks(self.open_begin, self.open_end, block_n), _blocks(
+            self.edge_begin, self.edge_end, block_n
         )
-
-
-class _Pieces(NamedTuple):
-    """Columns of equal length: blocks `[first, last)` of a tile, done by a program. In order of (tile, first)."""
-
-    tile: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
-    program: np.ndarray
 
 
 def plan_tiles(
@@ -104,9 +133,9 @@ def plan_tiles(
     group: int,
     kv_heads: int,
     tile: TileShape,
-    slots: int,
     device: torch.device,
-    sizes: tuple[int, int] | None = None,
+    sizes: Sizes | None = None,
+    max_partials: int = MAX_PARTIALS,
 ) -> AttentionPlan:
     """The work lists of `segments` for one tile shape, on `device`.
 
@@ -116,31 +145,42 @@ def plan_tiles(
         group: query heads a key/value head.
         kv_heads: HK; every head follows the same lists.
         tile: see `TileShape`.
-        slots: programs a key/value head that run at once; tiles are split over keys until they are used.
         device: where the lists go, in one copy.
-        sizes: pad every list to what so many (rows, segments) can need: `launch` then depends on them alone.
+        sizes: pad every list to what so much can need: `launch` then depends on them alone.
+        max_partials: unmerged results that may wait for their merge at a time.
 
     Raises:
         ValueError: segments overlap or are out of order, a field is negative, or `sizes` are too small.
     """
-    if group > tile.block_m:
-        raise ValueError(f"a group of {group} query heads does not fit a tile of {tile.block_m}")
     spans = _spans(segments)
     rows = int((spans[:, 0] + spans[:, 1]).max(initial=0))
     row_ranges = _row_ranges(spans, rows, causal)
-    tiles = _tiles(spans, row_ranges, tile.block_m // group, tile.block_n)
-    pieces = _schedule(sum(tiles.blocks(tile.block_n)), slots)
-    program_starts, items, merges, partials = _lists(tiles, pieces, tile.block_n)
-    launch = Launch(tile, rows, len(program_starts) - 1, len(items), len(merges), partials)
+    tiles = _tiles(spans, row_ranges, tile, group)
+    partials = tiles.partials
     if sizes is not None:
-        if rows > sizes[0] or len(spans) > sizes[1]:
-            raise ValueError(f"{rows} rows in {len(spans)} segments exceed the padded sizes {sizes}")
-        launch = _capacity(tile, group, slots, *sizes)
-    table, views = _upload((row_ranges, program_starts, items, merges), launch, device)
+        if rows > sizes.rows or len(spans) > sizes.segments or partials > sizes.partials:
+            raise ValueError(f"{rows} rows in {len(spans)} segments with {partials} partials exceed {sizes}")
+        max_partials = partials + MAX_PIECES + 1  # one round
+    items, merges, rounds = _lists(tiles, tile.block_n, max_partials - MAX_PIECES)
+    launch = Launch(tile, rows, min(partials, max_partials), rounds)
+    if sizes is not None:
+        launch = _capacity(tile, group, sizes)
+    table, views = _upload((row_ranges, items, merges), launch, device)
     own_end, prefix_end = (
         (spans[:, begin] + spans[:, length]).max(initial=0) for begin, length in ((2, 1), (3, 4))
     )
     return AttentionPlan(launch, kv_heads, launch.rows, int(max(own_end, prefix_end)), (), table, *views)
+
+
+def count_partials(segments: Sequence[Segment], *, causal: bool, group: int, tile: TileShape) -> int:
+    """How many unmerged results a pass has: what `Sizes.partials` must hold.
+
+    Raises:
+        ValueError: as `plan_tiles`.
+    """
+    spans = _spans(segments)
+    rows = int((spans[:, 0] + spans[:, 1]).max(initial=0))
+    return _tiles(spans, _row_ranges(spans, rows, causal), tile, group).partials
 
 
 def _spans(segments: Sequence[Segment]) -> np.ndarray:
@@ -164,6 +204,10 @@ def _ceil_div(a: np.ndarray, b: int) -> np.ndarray:
     return -(-a // b)
 
 
+def _blocks(begin: np.ndarray, end: np.ndarray, block_n: int) -> np.ndarray:
+    return _ceil_div(end - begin, block_n)
+
+
 def _steps(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(owner, index within owner) of each element when owner i has `lengths[i]` of them."""
     owner = np.repeat(np.arange(len(lengths)), lengths)
@@ -179,42 +223,11 @@ def _row_ranges(spans: np.ndarray, rows: int, causal: bool) -> np.ndarray:
     return ranges
 
 
-def _tiles(spans: np.ndarray, row_ranges: np.ndarray, rows_a_tile: int, block_n: int) -> _Tiles:
-    """Cut the segments into tiles, or runs of consecutive segments where that takes fewer blocks.
-
-    A run has consecutive rows, one prefix and consecutive own pool rows, so the own blocks of its segments
-    make one `edge` range.
-    """
-    follows = (
-        (spans[1:, 0] == spans[:-1, 0] + spans[:-1, 1])
-        & (spans[1:, 2] == spans[:-1, 2] + spans[:-1, 1])
-        & (spans[1:, 4] == spans[:-1, 4])
-        & ((spans[1:, 3] == spans[:-1, 3]) | (spans[1:, 4] == 0))
-    )
-    first = np.concatenate((np.ones(min(len(spans), 1), dtype=bool), ~follows))
-    run = np.cumsum(first) - 1
-    runs = spans[first]
-    runs[:, 1] = np.bincount(run, weights=spans[:, 1], minlength=len(runs)).astype(np.int64)
-
-    apart, run_apart = _cut_evenly(spans, run, row_ranges, rows_a_tile)
-    joint, run_joint = _cut_evenly(runs, np.arange(len(runs)), row_ranges, rows_a_tile)
-    cost_apart, cost_joint = (
-        np.bincount(of, weights=sum(tiles.blocks(block_n)) + ITEM_OVERHEAD_BLOCKS, minlength=len(runs))
-        for tiles, of in ((apart, run_apart), (joint, run_joint))
-    )
-    join = cost_joint < cost_apart
-    kept = [
-        np.concatenate((a[~join[run_apart]], b[join[run_joint]])) for a, b in zip(apart, joint, strict=True)
-    ]
-    order = np.argsort(kept[0], kind="stable")
-    return _Tiles(*(column[order] for column in kept))
-
-
-def _cut_evenly(
-    spans: np.ndarray, run: np.ndarray, row_ranges: np.ndarray, rows_a_tile: int
-) -> tuple[_Tiles, np.ndarray]:
-    """Tiles of nearly equal height over each span, and the run of each tile."""
-    counts = _ceil_div(spans[:, 1], rows_a_tile)
+def _tiles(spans: np.ndarray, row_ranges: np.ndarray, tile: TileShape, group: int) -> _Tiles:
+    """Tiles of nearly equal height over each segment."""
+    if group > tile.block_m:
+        raise ValueError(f"a group of {group} query heads does not fit a tile of {tile.block_m}")
+    counts = _ceil_div(spans[:, 1], tile.block_m // group)
     owner, index = _steps(counts)
     start, length, _, prefix_start, prefix_length = spans[owner].T
     row = start + index * length // counts[owner]
@@ -227,125 +240,69 @@ def _cut_evenly(
     open_begin = np.where(has_prefix, prefix_start, begin_first)
     open_end = np.where(has_prefix, prefix_start + prefix_length, common)
     edge_begin = np.where(has_prefix, begin_first, common)
-    return _Tiles(row, end - row, open_begin, open_end, edge_begin, end_last), run[owner]
+    blocks = _blocks(open_begin, open_end, tile.block_n) + _blocks(edge_begin, end_last, tile.block_n)
+    pieces = np.where(length > SPLIT_ROWS, 1, _pieces(blocks))
+    return _Tiles(row, end - row, open_begin, open_end, edge_begin, end_last, pieces)
 
 
-def _schedule(blocks: np.ndarray, slots: int) -> _Pieces:
-    """Share the tiles' key blocks out to programs, of which `slots` run at a time: whole tiles or split ones."""
-    whole = _one_program_a_tile(blocks)
-    if len(blocks) == 0:
-        return whole
-    waves = -(-len(blocks) // slots) * (blocks.max() + ITEM_OVERHEAD_BLOCKS)
-    even = (blocks.sum() + ITEM_OVERHEAD_BLOCKS * len(blocks)) / slots + blocks.max() + ITEM_OVERHEAD_BLOCKS
-    split = _split(blocks, slots)
-    work = np.bincount(split.program, weights=split.last - split.first + ITEM_OVERHEAD_BLOCKS)
-    return split if work.max() + MERGE_BLOCKS < SPLIT_GAIN * min(waves, even) else whole
+def _pieces(blocks: np.ndarray) -> np.ndarray:
+    """Into how many pieces ranges of so many key blocks are cut."""
+    short = np.minimum(_ceil_div(blocks, SHORT_PIECE_BLOCKS), SHORT_PIECES)
+    return np.clip((blocks + PIECE_BLOCKS // 2) // PIECE_BLOCKS, short, MAX_PIECES)
 
 
-def _one_program_a_tile(blocks: np.ndarray) -> _Pieces:
-    """The longest first, equal ones in their order: the device starts a program whenever one ends."""
-    tile = np.arange(len(blocks))
-    program = np.argsort(-blocks, kind="stable").argsort()
-    return _Pieces(tile, np.zeros_like(tile), blocks, program)
-
-
-def _split(blocks: np.ndarray, slots: int) -> _Pieces:
-    """At most `slots` programs of nearly equal work.
-
-    Each tile gives whole chunks of its keys, one program a chunk; what remains of all tiles is laid end to end
-    and cut evenly for the programs left over. Equal chunks of different tiles start at the same key, so
-    programs that run together read the same keys from the L2 cache.
-    """
-    chunk = max(-(-int(blocks.sum()) // slots), 2 * MIN_PIECE_BLOCKS)
-    full = blocks // chunk
-    rest = blocks - full * chunk
-    last_full = full * chunk + np.where((full > 0) & (rest < MIN_PIECE_BLOCKS), rest, 0)
-    owner, index = _steps(full)
-    chunk_end = np.where(index + 1 == full[owner], last_full[owner], (index + 1) * chunk)
-    chunk_program = np.lexsort((owner, index)).argsort()
-
-    of, first, last, program = _fill(blocks - last_full, max(slots - len(owner), 1))
-    tiles = np.concatenate((owner, of))
-    firsts = np.concatenate((index * chunk, last_full[of] + first))
-    lasts = np.concatenate((chunk_end, last_full[of] + last))
-    programs = np.concatenate((chunk_program, len(owner) + program))
-    order = np.lexsort((firsts, tiles))
-    return _Pieces(tiles[order], firsts[order], lasts[order], programs[order])
-
-
-def _fill(rest: np.ndarray, programs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Lay `rest` blocks of all tiles end to end and cut them for `programs`: (tile, first, last, program)."""
-    ends = np.cumsum(rest)
-    total = int(ends[-1])
-    borders = np.arange(1, programs) * total // programs if total else np.zeros(0, dtype=np.int64)
-    at = np.searchsorted(ends, borders, side="right")
-    low, high = ends[at] - rest[at], ends[at]
-    near_low, near_high = borders - low < MIN_PIECE_BLOCKS, high - borders < MIN_PIECE_BLOCKS
-    to_low = near_low & (~near_high | (borders - low <= high - borders))
-    borders = np.where(to_low, low, np.where(near_high, high, borders))
-    borders = np.unique(borders[(borders > 0) & (borders < total)])
-    edges = np.union1d(ends[rest > 0], borders)
-    begins = np.concatenate(([0], edges[:-1]))[: len(edges)]
-    of = np.searchsorted(ends, begins, side="right")
-    base = ends[of] - rest[of]
-    return of, begins - base, edges - base, np.searchsorted(borders, begins, side="right")
-
-
-def _lists(tiles: _Tiles, pieces: _Pieces, block_n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """(program_starts, items, merges, number of partial slots) as the kernels read them."""
-    open_blocks, _ = tiles.blocks(block_n)
-    count = np.bincount(pieces.tile, minlength=len(tiles.row))
-    split = count > 1
-    is_partial = split[pieces.tile]
-    slot = np.where(is_partial, np.cumsum(is_partial) - 1, -1)
-    t = pieces.tile
-    in_edge_first = np.maximum(pieces.first - open_blocks[t], 0)
-    in_edge_last = np.maximum(pieces.last - open_blocks[t], 0)
+def _lists(
+    tiles: _Tiles, block_n: int, round_partials: int
+) -> tuple[np.ndarray, np.ndarray, tuple[Round, ...]]:
+    """(items, merges, rounds) as the kernels read them; a round's last tile may exceed `round_partials`."""
+    open_blocks, edge_blocks = tiles.blocks(block_n)
+    blocks, is_split = open_blocks + edge_blocks, tiles.pieces > 1
+    round_of, first_slot = np.divmod(np.cumsum(tiles.unmerged) - tiles.unmerged, round_partials)
+    t, index = _steps(tiles.pieces)
+    first, last = index * blocks[t] // tiles.pieces[t], (index + 1) * blocks[t] // tiles.pieces[t]
+    in_edge_first, in_edge_last = np.maximum(first - open_blocks[t], 0), np.maximum(last - open_blocks[t], 0)
     items = np.stack(
         (
             tiles.row[t],
             tiles.rows[t],
-            np.minimum(tiles.open_begin[t] + pieces.first * block_n, tiles.open_end[t]),
-            np.minimum(tiles.open_begin[t] + pieces.last * block_n, tiles.open_end[t]),
+            np.minimum(tiles.open_begin[t] + first * block_n, tiles.open_end[t]),
+            np.minimum(tiles.open_begin[t] + last * block_n, tiles.open_end[t]),
             np.minimum(tiles.edge_begin[t] + in_edge_first * block_n, tiles.edge_end[t]),
             np.minimum(tiles.edge_begin[t] + in_edge_last * block_n, tiles.edge_end[t]),
-            slot,
+            np.where(is_split[t], first_slot[t] + index, -1),
             np.zeros_like(t),
         ),
         axis=1,
     )
-    order = np.argsort(pieces.program, kind="stable")
-    programs = int(pieces.program.max(initial=-1)) + 1
-    program_starts = np.searchsorted(pieces.program[order], np.arange(programs + 1))
-    first_slot = (np.cumsum(np.where(split, count, 0)) - count)[split]
-    merges = np.stack((tiles.row[split], tiles.rows[split], first_slot, count[split]), axis=1)
-    return program_starts, items[order], merges, int(is_partial.sum())
+    longest_first = np.lexsort((first - last, round_of[t]))  # the device starts an item whenever one ends
+    merges = np.stack((tiles.row, tiles.rows, first_slot, tiles.pieces), axis=1)[is_split]
+    rounds, item, merge = [], 0, 0
+    for each in range(int(round_of.max(initial=-1)) + 1):
+        rounds.append(
+            Round(item, int((round_of[t] == each).sum()), merge, int((round_of[is_split] == each).sum()))
+        )
+        item, merge = item + rounds[-1].items, merge + rounds[-1].merges
+    return items[longest_first], merges, tuple(rounds)
 
 
-def _capacity(tile: TileShape, group: int, slots: int, max_rows: int, max_segments: int) -> Launch:
-    """Sizes that any plan of so many rows and segments fits: `_split` makes fewer cuts than slots."""
-    tiles = max_rows // (tile.block_m // group) + max_segments
-    return Launch(tile, max_rows, max(tiles, slots), tiles + slots, slots, 2 * slots)
+def _capacity(tile: TileShape, group: int, sizes: Sizes) -> Launch:
+    """What any plan within `sizes` fits."""
+    tiles = sizes.rows // (tile.block_m // group) + sizes.segments
+    merges = min(tiles, sizes.partials // 2)
+    return Launch(tile, sizes.rows, sizes.partials, (Round(0, tiles + sizes.partials, 0, merges),))
 
 
 def _upload(
     lists: tuple[np.ndarray, ...], launch: Launch, device: torch.device
 ) -> tuple[Tensor, list[Tensor]]:
-    """One int32 tensor of all lists, and its views, padded to `launch`: empty programs and merges, unseeing rows."""
-    shapes = (
-        (launch.rows, 2),
-        (launch.programs + 1,),
-        (launch.items, ITEM_FIELDS),
-        (launch.merges, MERGE_FIELDS),
-    )
+    """One int32 tensor of all lists, and its views, padded to `launch`: items and merges of no rows, unseeing rows."""
+    shapes = ((launch.rows, 2), (launch.items, ITEM_FIELDS), (launch.merges, MERGE_FIELDS))
     counts = [int(np.prod(shape)) for shape in shapes]
     offsets = np.cumsum([0, *(-(-count // SECTION_ALIGN) * SECTION_ALIGN for count in counts)])
     host = torch.zeros(int(offsets[-1]), dtype=torch.int32, pin_memory=device.type == "cuda")
     flat = host.numpy()
     for values, offset in zip(lists, offsets, strict=False):
         flat[offset : offset + values.size] = values.ravel()
-    starts = lists[1]
-    flat[offsets[1] + starts.size : offsets[1] + counts[1]] = starts[-1]
     table = host.to(device, non_blocking=True)
     sections = zip(offsets, counts, shapes, strict=False)
     return table, [table[offset : offset + count].view(shape) for offset, count, shape in sections]

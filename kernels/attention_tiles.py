@@ -11,7 +11,7 @@ import torch
 
 
 class TileShape(NamedTuple):
-    """Launch shape of a program, of which `per_sm` run on one multiprocessor at a time.
+    """Launch shape of a program.
 
     With `overlap` the product with V of one block runs on the tensor cores while the next block's softmax runs
     beside it.
@@ -21,7 +21,6 @@ class TileShape(NamedTuple):
     block_n: int
     num_warps: int
     num_stages: int
-    per_sm: int
     overlap: bool
 
     def shared_bytes(self, head_dim: int, itemsize: int) -> int:
@@ -31,16 +30,16 @@ class TileShape(NamedTuple):
         return (queries + 2 * self.num_stages * self.block_n) * width * itemsize + 256
 
 
-# Over many keys: K and V are read for 21 rows of 6 heads at once. 64 x 64 reads them twice as often, and the L2
-# cache becomes the limit: 0.81 to 0.95 ms for 512 x 24,576 where this one takes 0.56 to 0.62.
-LONG = TileShape(128, 64, 8, 2, per_sm=1, overlap=True)
-# Over few keys the start of a program costs as much as its blocks: two of them on a multiprocessor hide it.
-SHORT = TileShape(64, 32, 4, 2, per_sm=2, overlap=False)
+# K and V are read for 21 rows of 6 heads at once. 64 x 64 reads them twice as often, and the L2 cache becomes the
+# limit: 0.81 to 0.95 ms for 512 x 24,576 where this one takes 0.56 to 0.62. Over few keys 64 x 32 is a little faster
+# (65 and 70 us for 16 questions of 80 over 450 + 80 keys), but a row's digits would then depend on its company.
+LARGE = TileShape(128, 64, 8, 2, overlap=True)
 # For devices with less shared memory, and FP32.
-SMALL = (TileShape(32, 32, 4, 2, per_sm=1, overlap=False), TileShape(16, 16, 4, 1, per_sm=1, overlap=False))
-# Keys a row below which SHORT is faster: 16 questions of 80 take it 65 us and LONG 70 over 450 + 80 keys, 80 and
-# 78 us over 700 + 80.
-SHORT_KEYS = 640
+SMALL = (
+    TileShape(64, 32, 4, 2, overlap=False),
+    TileShape(32, 32, 4, 2, overlap=False),
+    TileShape(16, 16, 4, 1, overlap=False),
+)
 
 # Rows of a both-ways block for which cuDNN is asked. It builds its plan anew for each length, 40 ms that hide
 # behind queued work only from about here on; a layer of 16,384 rows takes it 10.2 ms, the kernel 11.4; of 65,536
@@ -48,17 +47,16 @@ SHORT_KEYS = 640
 DENSE_ROWS = range(12_288, 98_304)
 
 
-def device_limits(device: torch.device) -> tuple[int, int]:
-    """(multiprocessors, bytes of shared memory a program may take); a CPU interprets as if it were an H200."""
+def shared_limit(device: torch.device) -> int:
+    """Bytes of shared memory that a program may take; a CPU interprets as if it were an H200."""
     if device.type != "cuda":
-        return 132, 232_448
-    properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.shared_memory_per_block_optin
+        return 232_448
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
-def choose_tile(*, short: bool, group: int, head_dim: int, itemsize: int, shared_bytes: int) -> TileShape:
+def choose_tile(*, group: int, head_dim: int, itemsize: int, shared_bytes: int) -> TileShape:
     """The fastest shape that fits `shared_bytes`; ValueError if none does."""
-    for tile in (*(() if short else (LONG,)), SHORT, *SMALL):
+    for tile in (LARGE, *SMALL):
         if group <= tile.block_m and tile.shared_bytes(head_dim, itemsize) <= shared_bytes:
             return tile
     raise ValueError(

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from d3serve.kernels import reference
+from d3serve.kernels.attention_plan import Sizes as AttentionSizes
 from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows
 from d3serve.kernels.recurrence_plan import RecurrenceSizes
 from d3serve.kernels.segments import Segment
@@ -33,12 +34,11 @@ def plan_attention(
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device,
-    max_rows: int | None = None,
-    max_segments: int | None = None,
+    sizes: AttentionSizes | None = None,
 ) -> Any:
     """Prepare the full-attention layers of a pass; the result is opaque outside the kernels.
 
-    `max_rows` and `max_segments` pad a plan for the GPU to sizes that do not depend on its contents.
+    `sizes` pad a plan for the GPU, so that what is launched does not depend on its contents.
     """
     module = _fast("prefix_bidir", device)
     if module is reference:
@@ -51,9 +51,31 @@ def plan_attention(
         head_dim=head_dim,
         dtype=dtype,
         device=device,
-        max_rows=max_rows,
-        max_segments=max_segments,
+        sizes=sizes,
     )
+
+
+def attention_partials(
+    segments: Sequence[Segment],
+    *,
+    causal: bool,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> int:
+    """How many `partials` a padded plan of these segments must have room for, on a GPU."""
+    count: int = _fast("prefix_bidir", device).attention_partials(
+        segments,
+        causal=causal,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    return count
 
 
 def plan_recurrence(

@@ -2,7 +2,7 @@
 
 One Triton kernel for state rows (own block both ways), question rows (their state's pool range, then their
 own block), causal blocks and whole prompts. The query heads of a key/value head stand together in the row
-tile, so K and V are read once for all of them; few tiles are split over keys and merged by their log-sum-exp.
+tile, so K and V are read once for all of them; long ranges are split over keys and merged by their log-sum-exp.
 No mask tensor is ever built: `attention_plan` says which keys need a look at the rows' own ranges.
 """
 
@@ -22,9 +22,11 @@ from d3serve.kernels.attention_plan import (
     MERGE_FIELDS,
     AttentionPlan,
     DenseBlock,
+    Sizes,
+    count_partials,
     plan_tiles,
 )
-from d3serve.kernels.attention_tiles import DENSE_ROWS, SHORT_KEYS, choose_tile, device_limits
+from d3serve.kernels.attention_tiles import DENSE_ROWS, TileShape, choose_tile, shared_limit
 from d3serve.kernels.segments import Segment
 
 LOG2_E = 1.4426950408889634
@@ -33,14 +35,10 @@ MERGE_ROWS = 16  # packed rows that one merge program joins: small, so that a fe
 
 @triton.jit
 def _soften(scores, row_sum, row_max, visible, qk_scale, MASKED: tl.constexpr):
-    """One step of the online softmax in the log2 domain: (weights, decay of what came before, row_sum, row_max).
-
-    The maximum is rounded up to a whole number. So however a row's keys are cut into blocks and pieces, its weights
-    differ by powers of two only and round to the same 16-bit digits: company in a pass does not show in the answer.
-    """
+    """One step of the online softmax in the log2 domain: (weights, decay of what came before, row_sum, row_max)."""
     if MASKED:
         scores = tl.where(visible, scores, float("-inf"))
-    new_max = tl.maximum(row_max, tl.ceil(tl.max(scores, 1) * qk_scale))
+    new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale)
     shift = new_max
     if MASKED:
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # no key yet: (-inf) - (-inf) is NaN
@@ -52,7 +50,7 @@ def _soften(scores, row_sum, row_max, visible, qk_scale, MASKED: tl.constexpr):
 @triton.jit
 def _prefix_bidir_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, lse_ptr,
-    row_ranges_ptr, program_starts_ptr, items_ptr,
+    row_ranges_ptr, items_ptr,
     stride_q, stride_qh, stride_k, stride_kh, stride_v, stride_vh, stride_o, stride_oh,
     qk_scale,
     k_desc, v_desc,
@@ -60,99 +58,95 @@ def _prefix_bidir_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Program (p, kv_head) works through the items of list p; see `attention_plan` for the fields."""
+    """Program (i, kv_head) does item i; see `attention_plan` for the fields."""
     kv_head = tl.program_id(1)
-    first_item = tl.load(program_starts_ptr + tl.program_id(0))
-    last_item = tl.load(program_starts_ptr + tl.program_id(0) + 1)
+    fields = items_ptr + tl.program_id(0) * ITEM_FIELDS
+    first_row = tl.load(fields)
+    rows = tl.load(fields + 1)
+    if rows == 0:
+        return  # of a padded plan
+    open_begin = tl.load(fields + 2)
+    open_end = tl.load(fields + 3)
+    edge_begin = tl.load(fields + 4)
+    edge_end = tl.load(fields + 5)
+    slot = tl.load(fields + 6)
 
     offs_m = tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
     in_head = (offs_d < HEAD_DIM)[None, :]
-    for item in range(first_item, last_item):
-        fields = items_ptr + item * ITEM_FIELDS
-        first_row = tl.load(fields)
-        rows = tl.load(fields + 1)
-        open_begin = tl.load(fields + 2)
-        open_end = tl.load(fields + 3)
-        edge_begin = tl.load(fields + 4)
-        edge_end = tl.load(fields + 5)
-        slot = tl.load(fields + 6)
+    # 64-bit once, for the tile's corner; within a tile 32 bits are enough.
+    # Rows past the tile's last one repeat it: valid to read, never stored.
+    in_tile = tl.minimum(offs_m // GROUP, rows - 1)
+    is_row = offs_m < rows * GROUP
+    q_tile = q_ptr + first_row.to(tl.int64) * stride_q + kv_head * GROUP * stride_qh
+    in_q = in_tile * stride_q + offs_m % GROUP * stride_qh
+    q = tl.load(q_tile + (in_q[:, None] + offs_d[None, :]), mask=in_head, other=0.0)
 
-        # 64-bit once, for the tile's corner; within a tile 32 bits are enough.
-        # Rows past the tile's last one repeat it: valid to read, never stored.
-        in_tile = tl.minimum(offs_m // GROUP, rows - 1)
-        is_row = offs_m < rows * GROUP
-        q_tile = q_ptr + first_row.to(tl.int64) * stride_q + kv_head * GROUP * stride_qh
-        in_q = in_tile * stride_q + offs_m % GROUP * stride_qh
-        q = tl.load(q_tile + (in_q[:, None] + offs_d[None, :]), mask=in_head, other=0.0)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
 
-        acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-        row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
-        row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-
-        whole_end = open_begin + (open_end - open_begin) // BLOCK_N * BLOCK_N
-        if OVERLAP:
-            # The product with V lags one block behind: it runs on the tensor cores during the next softmax.
-            # The first one multiplies zeros with the first block.
-            weights = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-            decay = tl.full([BLOCK_M], 1.0, dtype=tl.float32)
-            for start in range(open_begin, whole_end, BLOCK_N):
-                k = k_desc.load([start, kv_head, 0]).reshape(BLOCK_N, BLOCK_D)
-                scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                v = v_desc.load([tl.maximum(start - BLOCK_N, open_begin), kv_head, 0]).reshape(
-                    BLOCK_N, BLOCK_D
-                )
-                acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
-                weights, decay, row_sum, row_max = _soften(scores, row_sum, row_max, None, qk_scale, False)
-            if whole_end > open_begin:
-                v = v_desc.load([whole_end - BLOCK_N, kv_head, 0]).reshape(BLOCK_N, BLOCK_D)
-                acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
-        else:
-            for start in range(open_begin, whole_end, BLOCK_N):
-                k = k_desc.load([start, kv_head, 0]).reshape(BLOCK_N, BLOCK_D)
-                scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                weights, decay, row_sum, row_max = _soften(scores, row_sum, row_max, None, qk_scale, False)
-                v = v_desc.load([start, kv_head, 0]).reshape(BLOCK_N, BLOCK_D)
-                acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
-
-        # The open range's ragged end, then the edge range: keys outside are not even loaded, since a pool
-        # row that nobody owns may hold anything, and 0 x NaN is NaN.
-        ranges = row_ranges_ptr + 2 * (first_row + in_tile)
-        own_begin = tl.load(ranges)
-        own_end = tl.load(ranges + 1)
-        tails = (open_end > whole_end).to(tl.int32)
-        masked_blocks = tails + (edge_end - edge_begin + BLOCK_N - 1) // BLOCK_N
-        for block in range(masked_blocks):
-            is_tail = block < tails
-            start = tl.where(is_tail, whole_end, edge_begin + (block - tails) * BLOCK_N)
-            end = tl.where(is_tail, open_end, edge_end)
-            key = start + offs_n
-            in_block = tl.minimum(offs_n, end - start - 1)
-            k_tile = k_ptr + start.to(tl.int64) * stride_k + kv_head * stride_kh
-            v_tile = v_ptr + start.to(tl.int64) * stride_v + kv_head * stride_vh
-            k = tl.load(k_tile + (in_block[:, None] * stride_k + offs_d[None, :]), mask=in_head, other=0.0)
-            v = tl.load(v_tile + (in_block[:, None] * stride_v + offs_d[None, :]), mask=in_head, other=0.0)
-            begins = tl.where(is_tail, start, own_begin)
-            ends = tl.minimum(tl.where(is_tail, end, own_end), end)
-            visible = (key[None, :] >= begins[:, None]) & (key[None, :] < ends[:, None])
+    whole_end = open_begin + (open_end - open_begin) // BLOCK_N * BLOCK_N
+    if OVERLAP:
+        # The product with V lags one block behind: it runs on the tensor cores during the next softmax.
+        # The first one multiplies zeros with the first block.
+        weights = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        decay = tl.full([BLOCK_M], 1.0, dtype=tl.float32)
+        for start in range(open_begin, whole_end, BLOCK_N):
+            k = k_desc.load([start, kv_head, 0]).reshape(BLOCK_N, BLOCK_D)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            weights, decay, row_sum, row_max = _soften(scores, row_sum, row_max, visible, qk_scale, True)
+            v = v_desc.load([tl.maximum(start - BLOCK_N, open_begin), kv_head, 0]).reshape(BLOCK_N, BLOCK_D)
+            acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
+            weights, decay, row_sum, row_max = _soften(scores, row_sum, row_max, None, qk_scale, False)
+        if whole_end > open_begin:
+            v = v_desc.load([whole_end - BLOCK_N, kv_head, 0]).reshape(BLOCK_N, BLOCK_D)
+            acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
+    else:
+        for start in range(open_begin, whole_end, BLOCK_N):
+            k = k_desc.load([start, kv_head, 0]).reshape(BLOCK_N, BLOCK_D)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            weights, decay, row_sum, row_max = _soften(scores, row_sum, row_max, None, qk_scale, False)
+            v = v_desc.load([start, kv_head, 0]).reshape(BLOCK_N, BLOCK_D)
             acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
 
-        nothing = row_sum == 0.0
-        acc = acc / tl.where(nothing, 1.0, row_sum)[:, None]
-        store = is_row[:, None] & in_head
-        if slot < 0:
-            o_tile = out_ptr + first_row.to(tl.int64) * stride_o + kv_head * GROUP * stride_oh
-            in_o = in_tile * stride_o + offs_m % GROUP * stride_oh
-            tl.store(o_tile + (in_o[:, None] + offs_d[None, :]), acc.to(out_ptr.dtype.element_ty), mask=store)
-        else:
-            part = (slot * KV_HEADS + kv_head) * BLOCK_M
-            lse = tl.where(nothing, float("-inf"), row_max + tl.log2(tl.where(nothing, 1.0, row_sum)))
-            partial_tile = partial_ptr + part.to(tl.int64) * HEAD_DIM
-            tl.store(partial_tile + (offs_m[:, None] * HEAD_DIM + offs_d[None, :]), acc, mask=store)
-            tl.store(lse_ptr + part + offs_m, lse, mask=is_row)
+    # The open range's ragged end, then the edge range: keys outside are not even loaded, since a pool
+    # row that nobody owns may hold anything, and 0 x NaN is NaN.
+    ranges = row_ranges_ptr + 2 * (first_row + in_tile)
+    own_begin = tl.load(ranges)
+    own_end = tl.load(ranges + 1)
+    tails = (open_end > whole_end).to(tl.int32)
+    masked_blocks = tails + (edge_end - edge_begin + BLOCK_N - 1) // BLOCK_N
+    for block in range(masked_blocks):
+        is_tail = block < tails
+        start = tl.where(is_tail, whole_end, edge_begin + (block - tails) * BLOCK_N)
+        end = tl.where(is_tail, open_end, edge_end)
+        key = start + offs_n
+        in_block = tl.minimum(offs_n, end - start - 1)
+        k_tile = k_ptr + start.to(tl.int64) * stride_k + kv_head * stride_kh
+        v_tile = v_ptr + start.to(tl.int64) * stride_v + kv_head * stride_vh
+        k = tl.load(k_tile + (in_block[:, None] * stride_k + offs_d[None, :]), mask=in_head, other=0.0)
+        v = tl.load(v_tile + (in_block[:, None] * stride_v + offs_d[None, :]), mask=in_head, other=0.0)
+        begins = tl.where(is_tail, start, own_begin)
+        ends = tl.minimum(tl.where(is_tail, end, own_end), end)
+        visible = (key[None, :] >= begins[:, None]) & (key[None, :] < ends[:, None])
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        weights, decay, row_sum, row_max = _soften(scores, row_sum, row_max, visible, qk_scale, True)
+        acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
+
+    nothing = row_sum == 0.0
+    acc = acc / tl.where(nothing, 1.0, row_sum)[:, None]
+    store = is_row[:, None] & in_head
+    if slot < 0:
+        o_tile = out_ptr + first_row.to(tl.int64) * stride_o + kv_head * GROUP * stride_oh
+        in_o = in_tile * stride_o + offs_m % GROUP * stride_oh
+        tl.store(o_tile + (in_o[:, None] + offs_d[None, :]), acc.to(out_ptr.dtype.element_ty), mask=store)
+    else:
+        part = (slot * KV_HEADS + kv_head) * BLOCK_M
+        lse = tl.where(nothing, float("-inf"), row_max + tl.log2(tl.where(nothing, 1.0, row_sum)))
+        partial_tile = partial_ptr + part.to(tl.int64) * HEAD_DIM
+        tl.store(partial_tile + (offs_m[:, None] * HEAD_DIM + offs_d[None, :]), acc, mask=store)
+        tl.store(lse_ptr + part + offs_m, lse, mask=is_row)
 
 
 @triton.jit
@@ -201,45 +195,61 @@ def plan_attention(
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device,
-    max_rows: int | None = None,
-    max_segments: int | None = None,
+    sizes: Sizes | None = None,
 ) -> AttentionPlan:
     """Plan one pass of q and pools of `dtype` on `device`: made once, used by every layer.
 
-    The same segments give the same plan on every device of a kind, so two workers give the same numbers.
-    `max_rows` and `max_segments`, both or neither, pad it for a CUDA graph: `launch` then depends on them alone.
+    A segment is planned alike in any pass and on every device of a kind, so neither company nor another worker
+    changes a bit of its rows. `sizes` pad the plan for a CUDA graph: `launch` then depends on them alone.
 
     Raises:
         ValueError: H is no multiple of HK, D is not 16 to 256, no tile fits the device, or the segments overlap
             or are out of order.
     """
-    if heads % kv_heads or not 16 <= head_dim <= 256:
-        raise ValueError(f"cannot serve {heads} query heads over {kv_heads} of width {head_dim}")
-    group = heads // kv_heads
-    sizes = None if max_rows is None or max_segments is None else (max_rows, max_segments)
     dense = () if causal or sizes is not None else _dense_blocks(segments, dtype, device)
     elsewhere = {block.start for block in dense}
-    tiled = [segment for segment in segments if segment.start not in elsewhere]
-    processors, shared_bytes = device_limits(device)
-    # A graph serves short and long states: LONG costs a short one 6 us a layer, SHORT a long one 260.
-    short = sizes is None and _mean_keys(tiled) < SHORT_KEYS
-    tile = choose_tile(
-        short=short, group=group, head_dim=head_dim, itemsize=dtype.itemsize, shared_bytes=shared_bytes
-    )
-    slots = max(processors * tile.per_sm // kv_heads, 1)
     plan = plan_tiles(
-        tiled,
+        [segment for segment in segments if segment.start not in elsewhere],
         causal=causal,
-        group=group,
+        group=heads // kv_heads,
         kv_heads=kv_heads,
-        tile=tile,
-        slots=slots,
+        tile=_tile(heads, kv_heads, head_dim, dtype, device),
         device=device,
         sizes=sizes,
     )
     rows = max((plan.rows, *(block.start + block.length for block in dense)))
     pool_rows = max((plan.pool_rows, *(block.own_start + block.length for block in dense)))
     return replace(plan, dense=dense, rows=rows, pool_rows=pool_rows)
+
+
+def attention_partials(
+    segments: Sequence[Segment],
+    *,
+    causal: bool,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> int:
+    """How many `partials` a padded plan of these segments needs.
+
+    Raises:
+        ValueError: as `plan_attention`.
+    """
+    tile = _tile(heads, kv_heads, head_dim, dtype, device)
+    return count_partials(segments, causal=causal, group=heads // kv_heads, tile=tile)
+
+
+def _tile(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> TileShape:
+    if heads % kv_heads or not 16 <= head_dim <= 256:
+        raise ValueError(f"cannot serve {heads} query heads over {kv_heads} of width {head_dim}")
+    return choose_tile(
+        group=heads // kv_heads,
+        head_dim=head_dim,
+        itemsize=dtype.itemsize,
+        shared_bytes=shared_limit(device),
+    )
 
 
 def _dense_blocks(
@@ -252,12 +262,6 @@ def _dense_blocks(
         for s in segments
         if s.length in DENSE_ROWS and s.prefix_length == 0
     )
-
-
-def _mean_keys(segments: Sequence[Segment]) -> float:
-    """Keys that a row of the pass sees on average."""
-    rows = sum(segment.length for segment in segments)
-    return sum(s.length * (s.prefix_length + s.length) for s in segments) / max(rows, 1)
 
 
 def prefix_bidir_attention(
@@ -280,8 +284,7 @@ def prefix_bidir_attention(
         out: [T, H, D] to write into; a new tensor by default.
 
     Returns:
-        [T, H, D] in q's type, accumulated in FP32; rows of no segment are not written. Short questions of one
-        state may share a tile: a NaN in the keys or values of one then reaches the others.
+        [T, H, D] in q's type, accumulated in FP32; rows of no segment are not written.
 
     Raises:
         ValueError: shapes, types or strides disagree with each other or with the plan.
@@ -291,8 +294,7 @@ def prefix_bidir_attention(
     _check(q, k_pool, v_pool, out, plan, softmax_scale)
     for block in plan.dense:
         _attend_dense(q, k_pool, v_pool, out, block, softmax_scale)
-    if plan.launch.programs:
-        _attend_tiles(q, k_pool, v_pool, out, plan, softmax_scale)
+    _attend_tiles(q, k_pool, v_pool, out, plan, softmax_scale)
     return out
 
 
@@ -348,23 +350,26 @@ def _attend_tiles(
     width = triton.next_power_of_2(D)
     partial = q.new_empty((launch.partials, HK, tile.block_m, D), dtype=torch.float32)
     lse = q.new_empty((launch.partials, HK, tile.block_m), dtype=torch.float32)
+    precision = "tf32x3" if q.dtype == torch.float32 else "tf32"  # three products of parts keep FP32's digits
     shape = {"HEAD_DIM": D, "GROUP": H // HK, "KV_HEADS": HK, "BLOCK_M": tile.block_m, "BLOCK_D": width}
     k_desc, v_desc = (
         TensorDescriptor(pool, pool.shape, pool.stride(), [tile.block_n, 1, width])
         for pool in (k_pool, v_pool)
     )
-    _prefix_bidir_kernel[(launch.programs, HK)](
-        q, k_pool, v_pool, out, partial, lse,
-        plan.row_ranges, plan.program_starts, plan.items,
-        q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), v_pool.stride(0), v_pool.stride(1),
-        out.stride(0), out.stride(1),
-        softmax_scale * LOG2_E, k_desc, v_desc,
-        **shape, ITEM_FIELDS=ITEM_FIELDS, BLOCK_N=tile.block_n, OVERLAP=tile.overlap,
-        PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",  # three products of TF32 parts keep FP32's digits
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
-    )  # fmt: skip
-    if launch.merges:
-        _merge_kernel[(launch.merges, HK, triton.cdiv(tile.block_m, MERGE_ROWS))](
-            out, partial, lse, plan.merges, out.stride(0), out.stride(1),
-            **shape, MERGE_FIELDS=MERGE_FIELDS, BLOCK_R=MERGE_ROWS, num_warps=4,
+    for each in launch.rounds:
+        items = plan.items[each.first_item : each.first_item + each.items]
+        _prefix_bidir_kernel[(each.items, HK)](
+            q, k_pool, v_pool, out, partial, lse,
+            plan.row_ranges, items,
+            q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), v_pool.stride(0), v_pool.stride(1),
+            out.stride(0), out.stride(1),
+            softmax_scale * LOG2_E, k_desc, v_desc,
+            **shape, ITEM_FIELDS=ITEM_FIELDS, BLOCK_N=tile.block_n, OVERLAP=tile.overlap,
+            PRECISION=precision, num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
+        if each.merges:
+            merges = plan.merges[each.first_merge : each.first_merge + each.merges]
+            _merge_kernel[(each.merges, HK, triton.cdiv(tile.block_m, MERGE_ROWS))](
+                out, partial, lse, merges, out.stride(0), out.stride(1),
+                **shape, MERGE_FIELDS=MERGE_FIELDS, BLOCK_R=MERGE_ROWS, num_warps=4,
+            )  # fmt: skip

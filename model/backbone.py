@@ -94,8 +94,7 @@ class PassInputs:
                 head_dim=g.head_dim,
                 dtype=dtype,
                 device=device,
-                max_rows=bucket.rows if bucket else None,
-                max_segments=bucket.segments if bucket else None,
+                sizes=bucket.attention if bucket else None,
             )
 
         attention = plan_attention(rows.segments)

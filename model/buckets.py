@@ -7,34 +7,42 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from d3serve.kernels.attention_plan import Sizes as AttentionSizes
 from d3serve.kernels.recurrence_plan import CHUNK, TILE, RecurrenceSizes, recurrence_sizes
 from d3serve.model.plan import PassRows
 
 # Rows that passes are padded to: a matrix product of 250 rows takes as long as one of 256, and a pass of more
 # than 1024 rows keeps the device busy for longer than the host takes to launch it.
 ROW_SIZES = (*range(32, 256, 32), *range(256, 1025, 64))
+MAX_PARTIALS = 512  # a graph keeps room for them: 256 MB at 24 heads of 256
 
 
 class Bucket(NamedTuple):
-    """Rows, segments that can start at once, and segments that wait for a state of the same pass."""
+    """Rows, segments that can start at once, segments that wait for a state of the same pass, attention's partials."""
 
     rows: int
     roots: int
     followers: int
+    partials: int
 
     @classmethod
-    def of(cls, rows: PassRows) -> Self | None:
+    def of(cls, rows: PassRows, partials: int) -> Self | None:
         """Return the smallest bucket that holds a pass; None for a pass that is too large to gain by one."""
         at = bisect_left(ROW_SIZES, len(rows.tokens))
-        if at == len(ROW_SIZES):
+        if at == len(ROW_SIZES) or partials > MAX_PARTIALS:
             return None
         sizes = recurrence_sizes(rows.segments)
-        return cls(ROW_SIZES[at], _power_of_two(sizes.roots), _power_of_two(sizes.followers))
+        return cls(ROW_SIZES[at], *map(_power_of_two, (sizes.roots, sizes.followers, partials)))
 
     @property
     def segments(self) -> int:
         """Segments of both kinds."""
         return self.roots + self.followers
+
+    @property
+    def attention(self) -> AttentionSizes:
+        """What a padded plan of the full-attention layers has room for."""
+        return AttentionSizes(self.rows, self.segments, self.partials)
 
     @property
     def recurrence(self) -> RecurrenceSizes:

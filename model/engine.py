@@ -12,6 +12,7 @@ import torch
 from pydantic import JsonValue
 
 from d3serve.errors import DeviceError, InvalidRequest, InvalidSettings, MaxTokensExceeded, OutOfDeviceMemory
+from d3serve.kernels import dispatch
 from d3serve.model.backbone import Backbone, PassInputs, Pools, row_bytes, slot_bytes
 from d3serve.model.buckets import ROW_SIZES, Bucket
 from d3serve.model.checkpoint import Quantization, load_weights
@@ -227,15 +228,21 @@ class DecisionEngine:
 
     def _hidden(self, rows: PassRows) -> torch.Tensor:
         """Run a planned pass, as a CUDA graph if it is small; hidden states of its readout rows."""
-        pools = self.backbone.pools
-        bucket = Bucket.of(rows) if self._graphs else None
+        g, k_pool = self.backbone.geometry, self.backbone.pools.k
+        causal, bucket = self._config.attention_mode == "causal", None
+        if self._graphs is not None:
+            partials = dispatch.attention_partials(
+                rows.segments,
+                causal=causal,
+                heads=g.heads,
+                kv_heads=g.kv_heads,
+                head_dim=g.head_dim,
+                dtype=k_pool.dtype,
+                device=k_pool.device,
+            )
+            bucket = Bucket.of(rows, partials)
         inputs = PassInputs.build(
-            rows,
-            self.backbone.geometry,
-            causal=self._config.attention_mode == "causal",
-            device=pools.k.device,
-            dtype=pools.k.dtype,
-            bucket=bucket,
+            rows, g, causal=causal, device=k_pool.device, dtype=k_pool.dtype, bucket=bucket
         )
         if self._graphs is None or bucket is None:
             return self.backbone.forward(inputs)

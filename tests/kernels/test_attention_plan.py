@@ -7,18 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from d3serve.kernels import prefix_bidir
-from d3serve.kernels.attention_plan import plan_tiles
-from d3serve.kernels.attention_tiles import LONG, SHORT, TileShape, choose_tile
+from d3serve.kernels.attention_plan import MAX_PIECES, Sizes, count_partials, plan_tiles
+from d3serve.kernels.attention_tiles import LARGE, TileShape, choose_tile
 from d3serve.kernels.segments import Segment
 
 CPU = torch.device("cpu")
-TILE = TileShape(32, 16, 4, 2, per_sm=1, overlap=True)
+TILE = TileShape(32, 1, 4, 2, overlap=True)  # blocks of one key, so that short ranges are cut too
 
 
-def plan(segments, *, causal=False, group=6, tile=TILE, slots=8, sizes=None):
-    return plan_tiles(
-        segments, causal=causal, group=group, kv_heads=2, tile=tile, slots=slots, device=CPU, sizes=sizes
-    )
+def plan(segments, *, causal=False, group=6, tile=TILE, **options):
+    return plan_tiles(segments, causal=causal, group=group, kv_heads=2, tile=tile, device=CPU, **options)
 
 
 def questions(count, length, prefix, *, row=0, pool=1000):
@@ -28,10 +26,9 @@ def questions(count, length, prefix, *, row=0, pool=1000):
 def visits(made, pool_rows):
     """How often each query row meets each pool row when the lists are followed to the letter: [rows, pool]."""
     met = np.zeros((made.launch.rows, pool_rows), dtype=int)
-    ranges, starts, items = (x.numpy() for x in (made.row_ranges, made.program_starts, made.items))
-    for program in range(made.launch.programs):
-        for item in items[starts[program] : starts[program + 1]]:
-            row, rows, open_begin, open_end, edge_begin, edge_end = item[:6]
+    ranges, items = made.row_ranges.numpy(), made.items.numpy()
+    for first, count, _, _ in made.launch.rounds:
+        for row, rows, open_begin, open_end, edge_begin, edge_end, _, _ in items[first : first + count]:
             met[row : row + rows, open_begin:open_end] += 1
             for r in range(row, row + rows):
                 met[r, max(edge_begin, ranges[r, 0]) : max(min(edge_end, ranges[r, 1]), 0)] += 1
@@ -65,39 +62,46 @@ def passes(draw):
     return segments
 
 
-@given(passes(), st.booleans(), st.sampled_from((1, 2, 3, 6, 8)), st.integers(1, 40))
+@given(passes(), st.booleans(), st.sampled_from((1, 2, 3, 6, 8)))
 @settings(max_examples=60, deadline=None)
-def test_every_visible_pair_is_met_exactly_once(segments, causal, group, slots):
-    made = plan(segments, causal=causal, group=group, slots=slots)
+def test_every_visible_pair_is_met_exactly_once(segments, causal, group):
+    made = plan(segments, causal=causal, group=group)
     pool_rows = max(made.pool_rows, 1)
     np.testing.assert_array_equal(
         visits(made, pool_rows), wanted(segments, made.launch.rows, pool_rows, causal)
     )
 
 
-@given(passes(), st.booleans(), st.integers(1, 40))
+@given(passes(), st.booleans(), st.integers(MAX_PIECES + 1, 40))
 @settings(max_examples=60, deadline=None)
-def test_pieces_of_a_tile_take_slots_in_a_row_and_are_merged_once(segments, causal, slots):
-    made = plan(segments, causal=causal, slots=slots)
-    items = made.items.numpy()
-    partial = items[items[:, 6] >= 0]
-    assert sorted(partial[:, 6]) == list(range(made.launch.partials))
-    owner = {slot: (row, rows) for row, rows, slot in partial[:, [0, 1, 6]]}
-    merged = []
-    for row, rows, first, pieces in made.merges.numpy():
-        assert pieces > 1
-        assert {owner[slot] for slot in range(first, first + pieces)} == {(row, rows)}
-        merged += range(first, first + pieces)
-    assert sorted(merged) == sorted(owner)
+def test_the_pieces_of_a_tile_take_slots_in_a_row_of_one_round_and_are_merged_once(
+    segments, causal, max_partials
+):
+    made = plan(segments, causal=causal, max_partials=max_partials)
+    all_items, all_merges = made.items.numpy(), made.merges.numpy()
+    assert made.launch.partials <= max_partials
+    for first, count, first_merge, merges in made.launch.rounds:
+        items = all_items[first : first + count]
+        partial = items[items[:, 6] >= 0]
+        assert len(set(partial[:, 6])) == len(partial)
+        assert partial[:, 6].max(initial=-1) < made.launch.partials
+        owner = {slot: (row, rows) for row, rows, slot in partial[:, [0, 1, 6]]}
+        merged = []
+        for row, rows, slot, pieces in all_merges[first_merge : first_merge + merges]:
+            assert pieces > 1
+            assert {owner[each] for each in range(slot, slot + pieces)} == {(row, rows)}
+            merged += range(slot, slot + pieces)
+        assert sorted(merged) == sorted(owner)
 
 
-@given(passes(), st.booleans(), st.integers(1, 40))
+@given(passes(), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_a_padded_plan_has_fixed_sizes_and_does_the_same_work(segments, causal, slots):
-    exact = plan(segments, causal=causal, slots=slots)
-    padded = plan(segments, causal=causal, slots=slots, sizes=(1_200, 40))
-    assert padded.launch == plan([], slots=slots, sizes=(1_200, 40)).launch
-    assert padded.table.shape == plan([], slots=slots, sizes=(1_200, 40)).table.shape
+def test_a_padded_plan_has_fixed_sizes_and_does_the_same_work(segments, causal):
+    sizes = Sizes(1_200, 40, count_partials(segments, causal=causal, group=6, tile=TILE) + 3)
+    exact, padded = plan(segments, causal=causal), plan(segments, causal=causal, sizes=sizes)
+    assert padded.launch == plan([], sizes=sizes).launch
+    assert padded.table.shape == plan([], sizes=sizes).table.shape
+    assert len(padded.launch.rounds) == 1
     rows, pool_rows = exact.launch.rows, max(exact.pool_rows, 1)
     met = visits(padded, pool_rows)
     np.testing.assert_array_equal(met[:rows], visits(exact, pool_rows))
@@ -107,34 +111,53 @@ def test_a_padded_plan_has_fixed_sizes_and_does_the_same_work(segments, causal, 
     assert not extra.any(), "a padded merge has no rows and no pieces"
 
 
-def program_blocks(made):
-    items, starts = made.items.numpy(), made.program_starts.numpy()
-    block_n = made.launch.tile.block_n
-    blocks = -(-(items[:, 3] - items[:, 2]) // block_n) - (-(items[:, 5] - items[:, 4]) // block_n)
-    return np.add.reduceat(blocks, starts[:-1])
+def cuts(made, segment):
+    """Tiles and pieces of a segment's rows, counted from where the segment, its prefix and its own block begin."""
+    items = made.items.numpy()
+    mine = items[(items[:, 0] >= segment.start) & (items[:, 0] < segment.start + segment.length)]
+    base = np.array([segment.start, 0, segment.prefix_start, segment.prefix_start])
+    own = np.where(mine[:, 4:6] > 0, mine[:, 4:6] - segment.own_start, 0)
+    return sorted(map(tuple, np.concatenate((mine[:, :4] - base, own), axis=1).tolist()))
+
+
+@given(passes(), st.booleans(), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_a_segment_is_cut_alike_in_any_company(segments, causal, random):
+    crowd = plan(segments, causal=causal, max_partials=MAX_PIECES + 1)
+    for segment in segments:
+        if segment.length == 0 or segment.prefix_length == 0:
+            continue
+        moved = segment._replace(
+            start=random.randint(0, 50),
+            own_start=random.randint(100, 200),
+            prefix_start=random.randint(1, 50),
+        )
+        assert cuts(crowd, segment) == cuts(plan([moved], causal=causal), moved)
+
+
+def item_blocks(made):
+    items, block_n = made.items.numpy(), made.launch.tile.block_n
+    return -(-(items[:, 3] - items[:, 2]) // block_n) - (-(items[:, 5] - items[:, 4]) // block_n)
 
 
 @pytest.mark.parametrize(("rows", "keys"), [(512, 24_576), (512, 117_000), (100, 24_576), (400, 65_536)])
-def test_few_rows_over_many_keys_fill_the_device_evenly(rows, keys):
-    made = plan([Segment(0, rows, keys, 0, keys)], tile=LONG, slots=33)
-    work = program_blocks(made)
-    assert len(work) == 33
-    assert work.max() < 1.05 * work.mean()
+def test_few_rows_over_many_keys_make_work_for_many_processors(rows, keys):
+    work = item_blocks(plan([Segment(0, rows, keys, 0, keys)], tile=LARGE))
+    assert len(work) >= 30
+    assert work.max() <= work.min() + 1
 
 
-def test_a_padded_plan_has_room_for_every_piece():
-    segments = [Segment(0, 512, 24_576, 0, 24_576)]
-    exact, padded = (plan(segments, tile=LONG, slots=33, sizes=sizes) for sizes in (None, (512, 1)))
-    assert exact.launch.partials > 33
-    assert all(small <= large for small, large in zip(exact.launch[1:], padded.launch[1:], strict=True))
-    assert padded.items.numpy()[:, 6].max() == exact.launch.partials - 1
-
-
-@pytest.mark.parametrize("rows", [2_048, 8_192])
-def test_many_tiles_are_not_split(rows):
-    made = plan([Segment(0, rows, 0)], tile=LONG, slots=33)
+@pytest.mark.parametrize("rows", [100, 2_048, 8_192])
+def test_a_range_that_is_short_or_a_segment_that_is_long_is_not_split(rows):
+    made = plan([Segment(0, rows, 0)], tile=LARGE)
     assert made.launch.merges == 0
-    assert made.launch.programs == -(-rows // 21)
+    assert made.launch.items == -(-rows // 21)
+
+
+def test_many_pieces_are_done_in_rounds():
+    launch = plan(questions(64, 100, 60_000, pool=60_000), tile=LARGE).launch
+    assert len(launch.rounds) > 3
+    assert launch.partials <= 1_024
 
 
 def test_a_long_tile_starts_before_short_ones():
@@ -143,32 +166,23 @@ def test_a_long_tile_starts_before_short_ones():
         *questions(1, 20, 2_000, row=2_000, pool=2_000),
         Segment(2_020, 300, 2_020),
     ]
-    work = program_blocks(plan(segments, tile=LONG, slots=4))
-    assert (np.diff(work) <= 0).all()
+    assert (np.diff(item_blocks(plan(segments, tile=LARGE))) <= 0).all()
 
 
-def test_short_questions_of_one_state_share_tiles_and_long_ones_do_not():
-    heights = plan(questions(16, 5, 150), tile=LONG, slots=4).items.numpy()[:, 1]
-    assert heights.sum() == 80
-    assert len(heights) == 4
-    apart = plan(questions(4, 42, 150), tile=LONG, slots=4).items.numpy()
-    assert (apart[:, 1] == 21).all()
-    assert (apart[:, 5] - apart[:, 4] == 42).all()
-
-
-def test_questions_apart_in_the_pool_share_no_tile():
-    segments = [Segment(i * 5, 5, 1_000 + i * 9, 0, 150) for i in range(4)]
-    assert (plan(segments, tile=LONG).items.numpy()[:, 1] == 5).all()
+def test_questions_share_no_tile():
+    items = plan(questions(16, 5, 150), tile=LARGE).items.numpy()
+    assert (items[:, 1] == 5).all()
+    assert (items[:, 5] - items[:, 4] == 5).all()
 
 
 def test_a_both_ways_block_without_a_prefix_needs_no_edge():
-    items = plan([Segment(0, 100, 7)]).items.numpy()
+    items = plan([Segment(0, 100, 7)], tile=LARGE).items.numpy()
     assert (items[:, 5] == items[:, 4]).all()
     assert (items[:, 2].min(), items[:, 3].max()) == (7, 107)
 
 
 def test_a_causal_block_masks_its_diagonal_only():
-    made = plan([Segment(0, 100, 0)], causal=True, slots=1)
+    made = plan([Segment(0, 30, 0)], causal=True)
     items = made.items.numpy()
     assert (items[:, 5] - items[:, 4] < items[:, 1]).all()
 
@@ -176,7 +190,7 @@ def test_a_causal_block_masks_its_diagonal_only():
 def test_no_segments_no_work():
     for segments in ([], [Segment(0, 0, 0)]):
         launch = plan(segments).launch
-        assert (launch.rows, launch.programs, launch.items, launch.merges) == (0, 0, 0, 0)
+        assert (launch.rows, launch.items, launch.merges, launch.rounds) == (0, 0, 0, ())
 
 
 @pytest.mark.parametrize(
@@ -195,28 +209,29 @@ def test_bad_segments_are_refused(segments, message):
 
 
 def test_too_small_sizes_and_too_large_groups_are_refused():
-    with pytest.raises(ValueError, match="exceed the padded sizes"):
-        plan([Segment(0, 65, 0)], sizes=(64, 1))
-    with pytest.raises(ValueError, match="exceed the padded sizes"):
-        plan(questions(3, 5, 10), sizes=(64, 2))
+    with pytest.raises(ValueError, match="65 rows"):
+        plan([Segment(0, 65, 0)], sizes=Sizes(64, 1, 99))
+    with pytest.raises(ValueError, match="in 3 segments"):
+        plan(questions(3, 5, 10), sizes=Sizes(64, 2, 99))
+    with pytest.raises(ValueError, match="with 2 partials"):
+        plan(questions(1, 5, 30), sizes=Sizes(64, 2, 1))
     with pytest.raises(ValueError, match="group of 33"):
         plan([Segment(0, 1, 0)], group=33)
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("kilobytes", [64, 100, 164, 227])
-@pytest.mark.parametrize("short", [False, True])
-def test_the_tile_fits_the_device(itemsize, kilobytes, short):
-    tile = choose_tile(short=short, group=6, head_dim=256, itemsize=itemsize, shared_bytes=kilobytes * 1024)
+def test_the_tile_fits_the_device(itemsize, kilobytes):
+    tile = choose_tile(group=6, head_dim=256, itemsize=itemsize, shared_bytes=kilobytes * 1024)
     assert tile.shared_bytes(256, itemsize) <= kilobytes * 1024
 
 
 def test_a_device_too_small_is_named():
     with pytest.raises(ValueError, match="16384 bytes of shared memory"):
-        choose_tile(short=False, group=6, head_dim=256, itemsize=2, shared_bytes=16 * 1024)
+        choose_tile(group=6, head_dim=256, itemsize=2, shared_bytes=16 * 1024)
 
 
-def test_the_tile_follows_the_keys_that_a_row_sees():
+def test_one_padded_launch_serves_short_and_long_states():
     shape = {
         "causal": False,
         "heads": 24,
@@ -225,11 +240,11 @@ def test_the_tile_follows_the_keys_that_a_row_sees():
         "dtype": torch.bfloat16,
         "device": CPU,
     }
-    short = [Segment(0, 150, 0), *questions(4, 100, 150, row=150)]
-    assert prefix_bidir.plan_attention(short, **shape).launch.tile == SHORT
-    assert prefix_bidir.plan_attention(questions(4, 100, 24_576), **shape).launch.tile == LONG
-    padded = {"max_rows": 1_024, "max_segments": 8}
-    plans = [prefix_bidir.plan_attention(s, **shape, **padded) for s in (short, questions(4, 100, 24_576))]
-    assert plans[0].launch == plans[1].launch, "one graph serves both"
+    short, long = [Segment(0, 150, 0), *questions(4, 100, 150, row=150)], questions(4, 100, 24_576)
+    partials = [prefix_bidir.attention_partials(segments, **shape) for segments in (short, long)]
+    assert partials == [0, 120]
+    sizes = Sizes(1_024, 8, max(partials))
+    plans = [prefix_bidir.plan_attention(segments, **shape, sizes=sizes) for segments in (short, long)]
+    assert plans[0].launch == plans[1].launch
     with pytest.raises(ValueError, match="5 query heads over 2"):
         prefix_bidir.plan_attention(short, **(shape | {"heads": 5, "kv_heads": 2}))

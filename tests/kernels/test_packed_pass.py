@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from d3serve.kernels import dispatch, prefix_bidir, reference
+from d3serve.kernels import dispatch, reference
 from d3serve.model.backbone import Backbone, PassInputs, Pools
-from d3serve.model.buckets import ROW_SIZES, Bucket
+from d3serve.model.buckets import MAX_PARTIALS, ROW_SIZES, Bucket
 from d3serve.model.config import Geometry
 from d3serve.model.plan import QuestionRows, StatePlace, StateRows, plan_rows
 from d3serve.model.random_weights import random_weights
@@ -28,7 +28,6 @@ def kernels(monkeypatch):
     if torch.cuda.is_available():
         pytest.skip("compiled kernels take no CPU tensors")
     fast = dispatch._fast
-    monkeypatch.setattr(prefix_bidir, "device_limits", lambda _: (2, 232_448))  # an H200 has 132 to fill
 
     def use():
         monkeypatch.setattr(dispatch, "_fast", lambda name, _: fast(name, torch.device("cuda")))
@@ -89,7 +88,7 @@ def test_kernels_equal_the_reference_over_a_pass(last, padded, causal, kernels):
     expected = [run(expected_model, rows, causal) for rows in (two_states(), cached_questions())]
     kernels()
     actual = [
-        run(model, rows, causal, Bucket.of(rows) if padded else None)
+        run(model, rows, causal, Bucket.of(rows, 0) if padded else None)
         for rows in (two_states(), cached_questions())
     ]
     for mine, theirs in zip(actual, expected, strict=True):
@@ -106,7 +105,7 @@ def test_kernels_equal_the_reference_over_a_pass(last, padded, causal, kernels):
 def test_padding_writes_no_row_that_it_does_not_own(kernels):
     kernels()
     model, rows = backbone(), two_states()
-    run(model, rows, causal=False, bucket=Bucket.of(rows))
+    run(model, rows, causal=False, bucket=Bucket.of(rows, 0))
     untouched = sorted(set(range(SCRATCH + 40)) - set(rows.slot_mapping.tolist()))
     assert len(untouched) > 1
     assert model.pools.k[:, untouched].isnan().all()
@@ -122,7 +121,7 @@ def test_a_pass_of_the_same_bucket_can_be_copied_into_another(kernels):
         [QuestionRows(tokens(20, 31), StatePlace(5, 10, 1))],
         SCRATCH,
     )
-    bucket = Bucket(64, 2, 4)
+    bucket = Bucket(64, 2, 4, 0)
     model = backbone()
     build = {"causal": False, "device": CPU, "dtype": torch.float32, "bucket": bucket}
     captured = PassInputs.build(first, TINY, **build)
@@ -138,10 +137,11 @@ def test_buckets_are_few_and_large_passes_have_none():
         blocks = [QuestionRows(tokens(length, i), None) for i in range(questions)]
         return plan_rows([], blocks, 0)
 
-    assert Bucket.of(shape(3, 30)) == (96, 4, 0)
-    assert Bucket.of(shape(4, 24)) == (96, 4, 0)
-    assert Bucket.of(shape(1, ROW_SIZES[-1])) == (ROW_SIZES[-1], 1, 0)
-    assert Bucket.of(shape(1, ROW_SIZES[-1] + 1)) is None
+    assert Bucket.of(shape(3, 30), 0) == (96, 4, 0, 0)
+    assert Bucket.of(shape(4, 24), 5) == (96, 4, 0, 8)
+    assert Bucket.of(shape(1, ROW_SIZES[-1]), 0) == (ROW_SIZES[-1], 1, 0, 0)
+    assert Bucket.of(shape(1, ROW_SIZES[-1] + 1), 0) is None
+    assert Bucket.of(shape(1, 30), MAX_PARTIALS + 1) is None
 
 
 def test_the_reference_notices_a_lost_state(kernels):
