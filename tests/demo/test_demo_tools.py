@@ -5,17 +5,20 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from demo import index, labels, measure
-from demo.batches import Tokenizing, TrainingBatches
+from demo import index, labels, measure, teacher
+from demo.batches import WordBatches
 from demo.circuits import install
 from demo.index import Package
-from demo.muon import orthogonalise
+from demo.network import Model
 from demo.package import geometry, write_package
+from demo.prompts import Tokenizing
 from demo.questions import Asker, draw_state
-from demo.training import Model, Training, losses
-from demo.words import WordBatches, WordModel
+from demo.teacher import Teacher
+from demo.training import Training
+from demo.words import WordModel
 
 from d3serve.model.engine import DecisionEngine
+from d3serve.model.prompt import option_texts
 from d3serve.schemas import ChoiceQuestion
 
 WORDS = ("chess", "mail", "python", "library", "window", "sound", "archive", "matrix", "font", "kernel")
@@ -38,15 +41,20 @@ def packages():
 
 
 @pytest.fixture(scope="module")
-def tokenizing(checkpoint, packages):
-    return Tokenizing(checkpoint, packages, tag_floor=1)
+def tokenizing(checkpoint):
+    return Tokenizing(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def batches(tokenizing, packages):
+    return WordBatches(tokenizing, Asker(packages), Teacher(), packages, 0)
 
 
 @pytest.fixture
 def model(tokenizing):
     torch.manual_seed(7)
     small = dataclasses.replace(geometry(tokenizing.vocab_size), hidden=64, ffn=96)
-    made = Model(small, len(tokenizing.sections), len(tokenizing.tags)).eval()
+    made = Model(small).eval()
     with torch.no_grad():
         for p in made.parameters():  # as the package stores it; strong enough that a wrong mask shows
             p.copy_((p * 2 if p.ndim > 1 else p + 0.1 * torch.randn_like(p)).bfloat16())
@@ -105,8 +113,9 @@ def test_the_trained_network_is_what_the_engine_serves(model, tokenizing, packag
     write_package(tmp_path / "made", checkpoint, kept, model.backbone.g, 1.0, "card")
     engine = DecisionEngine.load(str(tmp_path / "made"))
     exam = measure.make_exam(packages, "test", 0)
-    probabilities = iter(measure.probabilities(measure.answer(model, tokenizing, exam, rows=4), 1.0))
-    causal = measure.probabilities(measure.answer(model, tokenizing, exam, causal=True), 1.0)
+    samples = measure.tokenized(tokenizing, exam)
+    probabilities = iter(measure.probabilities(measure.answer(model, samples, rows=4), 1.0))
+    causal = measure.probabilities(measure.answer(model, samples, causal=True), 1.0)
     served = []
     for state, asked in zip(exam.states, exam.asked, strict=True):
         job = engine.prepare(state, {str(i): each.question for i, each in enumerate(asked)})
@@ -121,49 +130,111 @@ def test_the_trained_network_is_what_the_engine_serves(model, tokenizing, packag
     assert np.abs(causal[:, 0] - served).max() > 1e-3, "the comparison would see another mask"
 
 
-def test_option_marks_are_the_option_lines(tokenizing, packages):
-    asker, rng = Asker(packages), np.random.default_rng(4)
-    texts = {index: token for token, index in tokenizing.tokenizer._full.get_vocab().items()}
-    for package in packages[:40]:
-        asked = asker.section(package, rng)
-        sample = tokenizing.sample(package, "A state.", [asked])
-        lines = "".join(texts[int(token)] for token in sample.blocks[0]).replace("Ġ", " ").split("Ċ")
-        ends = [
-            "".join(texts[int(t)] for t in sample.blocks[0][: mark + 1]).count("Ċ")
-            for mark in sample.options[0]
-        ]
-        for end, option in zip(ends, asked.question.criteria, strict=True):
-            assert any(f": {option}" in line for line in lines[end - 2 : end])
+@pytest.fixture(scope="module")
+def few(packages, batches):
+    """Batches of few states: a step of the full size takes a second on a CPU."""
+    exam = measure.make_exam(packages, "test", 4)
+    parts = [slice(start, start + 6) for start in range(0, len(exam.packages) - 6, 6)]
+    return [batches.encode(exam.packages[part], exam.states[part], exam.asked[part]) for part in parts]
 
 
-def test_a_few_steps_learn_and_a_saved_state_goes_on(model, tokenizing, packages, tmp_path):
-    batches = TrainingBatches(tokenizing, packages[:40], 4000, 0)
-    batch = next(iter(batches))
-    training = Training(model, 3e-3)
-    before = sum(part.item() for part in losses(model, batch, 0.0).values())
-    for _ in range(6):
-        training._step(batch, 0.3)
-    assert sum(part.item() for part in losses(model, batch, 0.0).values()) < before
+def trained(tokenizing, few, steps):
+    torch.manual_seed(5)
+    training = Training(WordModel(tokenizing))
+    return training, [training.step(few[i % len(few)], 0.5)[0].item() for i in range(steps)]
+
+
+def test_a_few_steps_learn(tokenizing, few):
+    _, losses = trained(tokenizing, few, 30)
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.2
+
+
+def test_a_saved_training_continues_exactly(tokenizing, few, tmp_path):
+    training, _ = trained(tokenizing, few, 3)
     training.save(tmp_path)
-    other = Training(Model(model.backbone.g, len(tokenizing.sections), len(tokenizing.tags)).eval(), 3e-3)
+    torch.manual_seed(6)
+    other = Training(WordModel(tokenizing))
     other.load(tmp_path)
-    averages = {name: average for name, average, _ in training._averages()}
-    assert len(averages) > 50
-    for name, average, _ in other._averages():
-        torch.testing.assert_close(average, averages[name], rtol=0.01, atol=1e-6)
-    training._step(batch, 0.3)
-    other._step(batch, 0.3)
-    for a, b in zip(model.parameters(), other.model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0.05, atol=2e-3)
+    assert other.steps == training.steps == 3
+    for batch in few[:2]:
+        for each in (training, other):
+            torch.manual_seed(8)  # what a step forgets
+            each.step(batch, 0.5)
+    for name, value in training.model.state_dict().items():
+        torch.testing.assert_close(other.model.state_dict()[name], value, rtol=0, atol=0, msg=name)
 
 
-def test_orthogonalised_matrices_have_singular_values_near_one():
-    for shape in ((3, 64, 64), (2, 96, 32), (2, 32, 96)):
-        values = torch.linalg.svdvals(
-            orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
-        )
-        assert values.quantile(0.1) > 0.5, "all but the few that were near zero"
-        assert values.max() < 1.3
+def test_a_batch_holds_its_questions_and_their_answers(tokenizing, packages, batches):
+    """Shuffled options, their lines and the truth stay together."""
+    exam = measure.make_exam(packages, "test", 3)
+    made = batches.encode(exam.packages, exam.states, exam.asked)
+    texts = {index: token for token, index in tokenizing.tokenizer._full.get_vocab().items()}
+    for row, asked in enumerate(measure.flat(exam)):
+        lines = made.lines[made.options[row, : made.counts[row]]]
+        weights = made.line_weights[made.options[row, : made.counts[row]]]
+        read = [
+            "".join(texts[int(token)] for token, weight in zip(*pair, strict=True) if weight).replace(
+                "Ġ", " "
+            )
+            for pair in zip(lines, weights, strict=True)
+        ]
+        true = option_texts(asked.question)[asked.truth]
+        assert f": {true}".endswith(read[int(made.truths[row])]), "the newest tokens of a long line"
+        assert made.targets[row].argmax() == made.truths[row] == asked.truth
+        assert (made.targets[row, made.counts[row] :] == 0).all()
+
+
+def test_the_layer_of_neighbours_sees_and_writes_nothing_else(tokenizing, few):
+    """So its weights do in the network, beside flags and means, what they did in training."""
+    training, _ = trained(tokenizing, few, 3)
+    words = training.model
+    vectors, kept = torch.randn(2, 40, 64) * 0.3, torch.ones(2, 40, dtype=torch.bool)
+    assert (words.neighbours(vectors, kept) - vectors).abs().max() > 1e-3, "it has learnt"
+    for name, p in words.neighbours.layer.named_parameters():
+        if name.endswith(("out_proj.weight", "down_proj.weight")):
+            assert (p[64:] == 0).all()
+        elif name.endswith(("_proj.weight", "qkv.weight", "proj_z.weight", "proj_a.weight", "proj_b.weight")):
+            assert (p[:, 64:216] == 0).all()
+            assert (p[:, 217:] == 0).all()
+
+
+def test_soft_labels_are_out_of_fold(packages):
+    """Sections drawn at random, told by words that only one source has: nobody else's words give them away."""
+    pytest.importorskip("sklearn")
+    rng = np.random.default_rng(9)
+    drawn = rng.choice(["games", "mail", "fonts", "kernel"], size=len(packages))
+    told = [
+        dataclasses.replace(p, section=str(drawn[i // 2]), summary=f"word{i // 2}", body=f"mark{i // 2} " * 5)
+        for i, p in enumerate(packages)
+    ]
+    taught = teacher.teach(told, 1)
+    places = [teacher.PLACES[package.section] for package in told]
+    assert (taught.argmax(-1) == places).mean() < 0.5
+    np.testing.assert_allclose(taught.sum(-1, dtype=int), 255, atol=len(labels.SECTIONS) / 2)
+
+
+def test_soft_labels_stay_with_their_options(packages):
+    probabilities = np.random.default_rng(0).dirichlet(np.ones(len(labels.SECTIONS))).astype(np.float32)
+    package = packages[3]
+    taught = Teacher({package.name: probabilities})
+    asked = Asker(packages).section(package, np.random.default_rng(1), 12)
+    names = list(asked.question.criteria)
+    soft = np.array([probabilities[teacher.NAMES[name]] for name in names])
+    expected = teacher.TRUST * soft / soft.sum() + (1 - teacher.TRUST) * (np.arange(12) == asked.truth)
+    np.testing.assert_allclose(taught.answer(package, asked), expected, rtol=1e-5)
+    assert Teacher().answer(package, asked).tolist() == (np.arange(12) == asked.truth).tolist()
+    assert taught.section(package).sum() == pytest.approx(1.0)
+
+
+def test_calibration_finds_the_temperature():
+    """Labels drawn from a softmax at 1.6 are calibrated by 1.6, and the error measure tells the two apart."""
+    rng = np.random.default_rng(4)
+    logits = rng.normal(scale=3.0, size=(20_000, 12)).astype(np.float32)
+    real = measure.probabilities(logits, 1.6)
+    truths = (real.cumsum(-1) > rng.random((len(real), 1))).argmax(-1)
+    assert measure.calibrate(logits, truths) == pytest.approx(1.6, abs=0.05)
+    assert measure.calibration_error(real, truths) < 0.015
+    assert measure.calibration_error(measure.probabilities(logits, 1.0), truths) > 0.1
 
 
 def test_none_of_these_is_true_only_when_the_label_is_gone(packages):
@@ -181,21 +252,25 @@ def test_none_of_these_is_true_only_when_the_label_is_gone(packages):
     assert seen == {False, True}
 
 
-def test_the_network_begins_as_the_word_model(tokenizing, packages):
+def test_the_network_is_the_word_model(tokenizing, packages, batches):
     """The circuits compute what the word model learnt, so its quality is the checkpoint's."""
     torch.manual_seed(3)
     words = WordModel(tokenizing)
     with torch.no_grad():
         words.option *= 4  # as sure as a trained one
         words.ask *= 4
-    network = Model(geometry(tokenizing.vocab_size), len(tokenizing.sections), len(tokenizing.tags)).eval()
+        words.vectors *= 3
+        words.weights.normal_(std=0.3)
+        layer = words.neighbours.layer
+        for p in (layer.linear_attn.out_proj.weight, layer.mlp.down_proj.weight):
+            p.add_(torch.randn_like(p), alpha=0.01)
+        words.neighbours.confine()
+    network = Model(geometry(tokenizing.vocab_size)).eval()
     install(network, words, tokenizing)
     exam = measure.make_exam(packages, "test", 1)
-    got = measure.probabilities(measure.answer(network, tokenizing, exam, rows=4), 1.0)
-    batches = WordBatches(tokenizing, packages, 0)
+    got = measure.probabilities(measure.answer(network, measure.tokenized(tokenizing, exam), rows=4), 1.0)
     with torch.no_grad():
         expected = words.logits(*words(batches.encode(exam.packages, exam.states, exam.asked))).numpy()
     apart = np.abs(got - measure.probabilities(expected, 1.0)).max(-1)
     assert np.median(apart) < 0.06, "the network is a little less sure: norms are nearly constant, not quite"
-    assert np.quantile(apart, 0.99) < 0.2
-    assert (got.argmax(-1) == expected.argmax(-1)).mean() > 0.9
+    assert np.quantile(apart, 0.95) < 0.2

@@ -1,45 +1,49 @@
 """Writes the word model into the network: a start from which end-to-end training only has to refine.
 
-Four layers: a gated delta rule that gives every line's end the mean of its line, its code and whether it stands in
-the question; an attention that brings the mean of the state's words to every row, with an MLP that reads each of
-the state's words in that light; an attention that averages what they mean, with an MLP that compares it with each
-line; an attention in which the prompt's last row selects an option by its evidence.
+A first layer is silent: training makes it read words beside their neighbours. Then four: a gated delta rule that
+gives every line's end the mean of its line, its code and whether it stands in the question; an attention that
+brings the mean of the state's words to every row, with an MLP that reads each of the state's words in that light;
+an attention that averages what they mean, with an MLP that compares it with each line; an attention in which the
+prompt's last row selects an option by its evidence.
 Parts without a role keep random inputs and start with silent outputs, so the network begins as the word model.
 """
 
 import torch
-from demo.batches import Tokenizing
-from demo.network import FullAttention, LinearAttention
+from demo.batches import RECENT
+from demo.network import FullAttention, LinearAttention, Model
+from demo.prompts import Tokenizing
 from demo.questions import OPTIONS
-from demo.training import Model
-from demo.words import GAIN, RECENT, SHARPNESS, SILENT, WIDTH, WordModel
+from demo.words import ALWAYS, GAIN, LARGE, SHARPNESS, SILENT, SMALL, WEIGHED, WIDTH, WordModel
 from torch import Tensor
 
 # Residual dimensions.
 HALF = WIDTH // 2
 WORDS, STATE, MEANING = (slice(i * WIDTH, (i + 1) * WIDTH) for i in range(3))
 CODE, HELD = slice(192, 204), slice(204, 216)  # of a code's own token; of the line that a row stands in
-ALWAYS, END, BLANK, RESET, QUESTION, ASKED, EVIDENCE, YES = range(216, 224)
+END, BLANK, RESET, QUESTION, ASKED, EVIDENCE, YES = range(217, 224)
 OUT = slice(224, 236)
+WEIGHT = 238  # of a word
 STOPS = {"?": 236, ".": 237}  # marks that end a question's text, joined to the newlines after them
-LARGE = 16.0  # of ALWAYS: it makes the norms nearly constant, so that vectors keep their lengths
-SMALL = 0.25  # of what is stored of MEANING, for the same reason
 NEVER = -16.0  # a sigmoid's or softplus' argument
 
 
 @torch.no_grad()
 def install(model: Model, words: WordModel, tokenizing: Tokenizing) -> None:
     """Set every parameter of the backbone and the readout."""
-    layers = model.backbone.layers
+    lines, beside, state, meaning, answer = model.backbone.layers
     _quiet(model)
     _embed(model.backbone.embed_tokens.weight, words, tokenizing)
-    _gather_lines(layers[0].linear_attn)
-    _clear_stops(layers[0].mlp, model.backbone.embed_tokens.weight, tokenizing)
-    _average_state(layers[1].self_attn, WORDS, STATE)
-    _understand(layers[1].mlp, words)
-    _average_state(layers[2].self_attn, MEANING, MEANING)
-    _compare(layers[2].mlp, words)
-    _select(layers[3].self_attn)
+    _gather_lines(lines.linear_attn)
+    _clear_stops(lines.mlp, model.backbone.embed_tokens.weight, tokenizing)
+    _clear_state_lines(lines.mlp)
+    beside.load_state_dict(words.neighbours.layer.state_dict())
+    beside.linear_attn.in_proj_z.weight[:, ASKED] = 2 * NEVER
+    beside.mlp.gate_proj.weight[:, ASKED] = 2 * NEVER
+    _average_state(state.self_attn, WORDS, STATE)
+    _understand(state.mlp, words)
+    _average_state(meaning.self_attn, MEANING, MEANING)
+    _compare(meaning.mlp, words)
+    _select(answer.self_attn)
     readout = model.readout
     readout.zero_()
     readout[:OPTIONS, OUT] = torch.eye(OPTIONS) * GAIN
@@ -57,7 +61,7 @@ def _quiet(model: Model) -> None:
 
 def _embed(embedding: Tensor, words: WordModel, tokenizing: Tokenizing) -> None:
     embedding.zero_()
-    embedding[:, WORDS] = words.vectors * words.mute
+    embedding[:, WORDS], embedding[:, WEIGHT] = words.vectors * words.mute, words.weights[:, 0]
     embedding[:, ALWAYS] = LARGE
     ends = [token for token in range(len(embedding)) if tokenizing.ends_line(token)]
     embedding[ends, END] = 1.0
@@ -126,6 +130,16 @@ def _clear_stops(mlp: torch.nn.Module, embedding: Tensor, tokenizing: Tokenizing
         mlp.down_proj.weight[WORDS, unit] = -embedding[tokenizing.token(text + "\n\n"), WORDS] / LARGE
 
 
+def _clear_state_lines(mlp: torch.nn.Module) -> None:
+    """Line ends of the state, which no question asks about, give back what they gathered."""
+    units = slice(len(STOPS), len(STOPS) + WIDTH)
+    for p in (mlp.gate_proj.weight, mlp.up_proj.weight):
+        p[units].zero_()
+    mlp.gate_proj.weight[units, END], mlp.gate_proj.weight[units, ASKED] = LARGE, -LARGE
+    mlp.up_proj.weight[units, WORDS] = torch.eye(WIDTH)
+    mlp.down_proj.weight[WORDS, units] = -torch.eye(WIDTH) / LARGE
+
+
 def _write(mixer: LinearAttention, head: int, *, content: float, at_blank: float) -> None:
     mixer.in_proj_b.weight[head, ALWAYS] = content / LARGE
     mixer.in_proj_b.weight[head, BLANK] = at_blank - content
@@ -140,16 +154,16 @@ def _average_state(mixer: FullAttention, read: slice, written: slice) -> None:
     query, keys, values, out = _views(mixer)
     for group in range(2):
         query[group, 0].zero_()
-        query[group, 0, 32, ALWAYS] = -1.0 / LARGE
+        query[group, 0, 32, ALWAYS], query[group, 0, 34, ALWAYS] = -4.0 / LARGE, 1.0 / LARGE
         keys[group].zero_()
-        keys[group, 32, ASKED], keys[group, 33, ALWAYS] = 8.0, 1.0 / LARGE
+        keys[group, 32, ASKED], keys[group, 33, ALWAYS], keys[group, 34, WEIGHT] = 8.0, 1.0 / LARGE, 1.0
         values[group, :HALF].zero_()
         values[group, :HALF, read][:, group * HALF : (group + 1) * HALF] = torch.eye(HALF)
         rows = out[written][group * HALF : (group + 1) * HALF]
         rows[:, 2 * group, :HALF] = (
             torch.eye(HALF) * 8.0
         )  # the output gate halves, the word model takes four times
-    mixer.q_norm.weight.fill_(0.7)
+    mixer.q_norm.weight.fill_(WEIGHED * 17**0.5 / 8 - 1)
 
 
 def _understand(mlp: torch.nn.Module, words: WordModel) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from demo import labels
-from demo.batches import Tokenizing
 from demo.index import Package, one_per_source, split
+from demo.network import Model
+from demo.prompts import Sample, Tokenizing, batch
 from demo.questions import OPTIONS, Asked, Asker, draw_state, state_text
-from demo.training import Model, answer_logits
 from numpy.typing import NDArray
 
 FAMILIES = (
@@ -66,23 +66,23 @@ def _reversed(each: Asked) -> Asked:
     return each.reordered(range(len(each.question.criteria))[::-1])
 
 
+def tokenized(tokenizing: Tokenizing, exam: Exam) -> list[Sample]:
+    """Each package of the exam as the network reads it."""
+    return [tokenizing.sample(state, asked) for state, asked in zip(exam.states, exam.asked, strict=True)]
+
+
 @torch.inference_mode()
 def answer(
-    model: Model, tokenizing: Tokenizing, exam: Exam, *, causal: bool = False, rows: int = 8
+    model: Model, samples: Sequence[Sample], *, causal: bool = False, rows: int = 8
 ) -> NDArray[np.float32]:
     """Logits [questions, OPTIONS] in the order of the exam, -inf past a question's last option."""
     device = next(model.parameters()).device
-    samples = [
-        tokenizing.sample(p, s, a) for p, s, a in zip(exam.packages, exam.states, exam.asked, strict=True)
-    ]
     sizes = [len(sample.blocks) for sample in samples]
     starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
     logits = np.empty((sum(sizes), OPTIONS), dtype=np.float32)
     by_size = sorted(range(len(samples)), key=lambda i: (sizes[i], len(samples[i].state)))
     for group in _groups(by_size, sizes, rows):
-        batch = tokenizing.batch([samples[i] for i in group]).to(device)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=batch.states.is_cuda):
-            out = answer_logits(model(batch, causal=causal), batch).cpu().numpy()
+        out = model(batch([samples[i] for i in group]).to(device), causal=causal).cpu().numpy()
         for row, i in zip(out, group, strict=True):
             logits[starts[i] : starts[i] + sizes[i]] = row
     return logits

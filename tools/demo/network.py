@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from demo.batches import Batch
 from demo.delta_rule import gated_delta_rule
+from demo.prompts import Batch
+from demo.questions import OPTIONS
 from torch import Tensor, nn
 
-from d3serve.model.config import Geometry
-
-DROPOUT = 0.1
+from d3serve.model.config import CODES, Geometry
 
 
 @dataclass(frozen=True)
@@ -147,15 +146,15 @@ class LinearAttention(nn.Module):
     def forward(self, states: Tensor, questions: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Run states from zero and questions from where their state ended."""
         mixed = self.in_proj_qkv(states) * rows.is_state[..., None]
-        state_out, final = self._mix(
+        state_out, final = self.mix(
             states, F.pad(mixed, (0, 0, self.g.conv_width - 1, 0)), rows.is_state, None
         )
         history = mixed[:, 1 - self.g.conv_width :].repeat_interleave(rows.fan, 0)
         mixed = torch.cat((history, self.in_proj_qkv(questions)), dim=1)
-        question_out, _ = self._mix(questions, mixed, rows.is_question, final.repeat_interleave(rows.fan, 0))
+        question_out, _ = self.mix(questions, mixed, rows.is_question, final.repeat_interleave(rows.fan, 0))
         return state_out, question_out
 
-    def _mix(self, x: Tensor, mixed: Tensor, kept: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
+    def mix(self, x: Tensor, mixed: Tensor, kept: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
         """One block of rows; padding rows leave the recurrent state as it is. `mixed` begins with the history."""
         g, length = self.g, x.shape[1]
         weight = self.conv1d.weight.to(mixed.dtype)
@@ -210,23 +209,9 @@ class Layer(nn.Module):
         """One layer over states and questions."""
         mixer = self.self_attn if hasattr(self, "self_attn") else self.linear_attn
         mixed = mixer(self.input_layernorm(states), self.input_layernorm(questions), rows)
-        states, questions = (
-            x + F.dropout(m, DROPOUT, self.training) for x, m in zip((states, questions), mixed, strict=True)
-        )
-        states, questions = (
-            x + F.dropout(self.mlp(self.post_attention_layernorm(x)), DROPOUT, self.training)
-            for x in (states, questions)
-        )
+        states, questions = (x + m for x, m in zip((states, questions), mixed, strict=True))
+        states, questions = (x + self.mlp(self.post_attention_layernorm(x)) for x in (states, questions))
         return states, questions
-
-
-@dataclass(frozen=True)
-class Output:
-    """Logits over all codes, and the hidden rows that training looks at besides."""
-
-    logits: Tensor  # [B, Q, codes]
-    options: Tensor  # [B, Q, OPTIONS, hidden] before the last layer
-    state: Tensor  # [B, hidden], mean of the state's rows before the last layer in which options read it
 
 
 class Backbone(nn.Module):
@@ -242,24 +227,15 @@ class Backbone(nn.Module):
         exponents = torch.arange(0, g.rotary_dim, 2, dtype=torch.float32) / g.rotary_dim
         self.register_buffer("frequencies", g.rope_theta**-exponents, persistent=False)
 
-    def forward(self, batch: Batch, readout: Tensor, *, causal: bool = False) -> Output:
-        """Answer every question of a batch."""
+    def forward(self, batch: Batch, *, causal: bool = False) -> Tensor:
+        """The last row of every question's prompt [B, Q, hidden]."""
         rows = self._rows(batch, causal=causal)
-        states = F.dropout(self.embed_tokens(batch.states), DROPOUT, self.training)
-        questions = F.dropout(self.embed_tokens(batch.questions.flatten(0, 1)), DROPOUT, self.training)
-        for layer in self.layers[:-1]:
+        states = self.embed_tokens(batch.states)
+        questions = self.embed_tokens(batch.questions.flatten(0, 1))
+        for layer in self.layers:
             states, questions = layer(states, questions, rows)
-        weights = rows.is_state / batch.state_lengths[:, None]
-        pooled, option_rows = (
-            torch.einsum("bsh,bs->bh", states, weights),
-            _take(questions, batch.options.flatten(0, 1)),
-        )
-        _, questions = self.layers[-1](states, questions, rows)
-        last = self.norm(_take(questions, batch.lengths.flatten()[:, None] - 1)[:, 0])
-        shape = batch.counts.shape
-        with torch.autocast(last.device.type, enabled=False):
-            logits = last @ readout.T
-        return Output(logits.unflatten(0, shape), option_rows.unflatten(0, shape), pooled)
+        last: Tensor = self.norm(_take(questions, batch.lengths.flatten() - 1))
+        return last.unflatten(0, batch.counts.shape)
 
     def _rows(self, batch: Batch, *, causal: bool) -> Rows:
         device, fan = batch.states.device, batch.questions.shape[1]
@@ -287,5 +263,22 @@ class Backbone(nn.Module):
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Rows of each sequence: x [M, N, h], index [M, K] to [M, K, h]."""
-    return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
+    """One row of each sequence: x [M, N, h], index [M] to [M, h]."""
+    return x[torch.arange(len(x), device=x.device), index]
+
+
+class Model(nn.Module):
+    """A package's tensors: the backbone and the readout of CODES answer codes."""
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__()
+        self.backbone = Backbone(g)
+        self.readout = nn.Parameter(torch.randn(CODES, g.hidden) * g.hidden**-0.5)
+
+    def forward(self, batch: Batch, *, causal: bool = False) -> Tensor:
+        """Logits of the first OPTIONS codes [B, Q, OPTIONS] in FP32; -inf past a question's last option."""
+        last = self.backbone(batch, causal=causal)
+        with torch.autocast(last.device.type, enabled=False):
+            logits = last @ self.readout[:OPTIONS].T
+        beyond = torch.arange(OPTIONS, device=logits.device) >= batch.counts[..., None]
+        return logits.masked_fill(beyond, float("-inf"))

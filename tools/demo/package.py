@@ -8,25 +8,32 @@ from typing import Any
 import torch
 from demo.vocabulary import load_vocabulary
 from make_tiny_checkpoint import write_json, write_manifest
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from d3serve.model.config import CODES, FORMAT_ID, FORMAT_VERSION, Geometry
 
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-FLOAT_NAMES = ("A_log", "dt_bias", "norm.weight", "layernorm.weight")  # few and sensitive: they stay FP32
+FLOAT_NAMES = (
+    "A_log",
+    "dt_bias",
+    "norm.weight",
+    "layernorm.weight",
+    "readout",
+)  # few and sensitive: they stay FP32
 MAX_POSITIONS = 4096
 VALIDATED_TOKENS = 1024
+WEIGHTS = "network.safetensors"  # of a run
 
 
 def geometry(vocab_size: int) -> Geometry:
-    """Four layers: lines are gathered, compared with the state, refined, and the answer reads the options."""
+    """Five layers: words read beside their neighbours, lines gathered, compared with the state, one selected."""
     full, linear = "full_attention", "linear_attention"
     return Geometry(
         vocab_size=vocab_size,
         hidden=256,
         ffn=384,
-        layer_types=(linear, full, full, full),  # type: ignore[arg-type]
+        layer_types=(linear, linear, full, full, full),  # type: ignore[arg-type]
         heads=4,
         kv_heads=2,
         head_dim=64,
@@ -62,6 +69,19 @@ def write_package(
     save_file(readout, folder / "readout.safetensors", metadata={"format": "pt"})
     (folder / "README.md").write_text(card, encoding="utf-8")
     write_manifest(folder)
+
+
+def save_weights(model: nn.Module, folder: Path) -> None:
+    """Write a model's tensors as a package stores them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {name: _stored(name, p.detach().cpu()) for name, p in model.named_parameters()}, folder / WEIGHTS
+    )
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """What `save_weights` wrote."""
+    return load_file(folder / WEIGHTS)
 
 
 def _stored(name: str, tensor: Tensor) -> Tensor:
