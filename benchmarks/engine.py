@@ -8,7 +8,6 @@ its parts measured in this run at the row's own token counts (`ceilings.py`).
 """
 
 import argparse
-import dataclasses
 import json
 import platform
 import time
@@ -23,6 +22,7 @@ import numpy as np
 import parity
 import torch
 from engine_rows import ROWS, Row
+from geometries import GEOMETRY_27B, GEOMETRY_TINY
 from peers import Peer
 
 from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
@@ -33,18 +33,6 @@ from d3serve.model.state_cache import StateCache
 from d3serve.model.weights import FullAttention, Weights
 from d3serve.schemas import ChoiceQuestion, ModelInfo, Question
 
-GEOMETRY_27B = Geometry(
-    vocab_size=248_320, hidden=5120, ffn=17_408,
-    layer_types=(("linear_attention",) * 3 + ("full_attention",)) * 16,
-    heads=24, kv_heads=4, head_dim=256, rotary_dim=64, rope_theta=10_000_000.0,
-    linear_key_heads=16, linear_value_heads=48, linear_key_dim=128, linear_value_dim=128,
-    conv_width=4, eps=1e-6, max_positions=262_144,
-)  # fmt: skip
-GEOMETRY_TINY = dataclasses.replace(
-    GEOMETRY_27B, vocab_size=1024, hidden=256, ffn=512, heads=6, kv_heads=1, head_dim=64, rotary_dim=16,
-    linear_key_heads=2, linear_value_heads=6, linear_key_dim=64, linear_value_dim=64,
-    layer_types=(("linear_attention",) * 2 + ("full_attention",)) * 2,
-)  # fmt: skip
 LONG_STATES = "long states"  # names the comparison of cached with read ones among the rows
 LONG_PASS = 40_000  # tokens from which one run takes seconds, and the peers several times that
 QUESTION: Question = ChoiceQuestion(type="choice", criteria={str(i): None for i in range(parity.OPTIONS)})

@@ -25,8 +25,9 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
-from engine import GEOMETRY_27B, GEOMETRY_TINY, Bench, answers
+from engine import Bench, answers
 from engine_rows import ROWS, Row
+from geometries import GEOMETRY_27B, GEOMETRY_TINY
 from peers import Peer
 from torch import Tensor
 

@@ -18,14 +18,15 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 import triton
-from ceilings import Geometry, timed_ms
+from ceilings import timed_ms
+from geometries import GEOMETRY_27B
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from d3serve.kernels.prefix_bidir import plan_attention, prefix_bidir_attention
 from d3serve.kernels.segments import Segment
 
-G = Geometry()
+G = GEOMETRY_27B
 SCALE = G.head_dim**-0.5
 ROUNDS = 3
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from ceilings import Geometry, copy_tb_s, delta_rule_ms, in_graph, repeats_for, timed_ms
+from ceilings import copy_tb_s, delta_rule_ms, in_graph, repeats_for, timed_ms
+from geometries import GEOMETRY_27B
 
 from d3serve.kernels import fused, reference
 from d3serve.kernels.convolution import gdn_prepare
@@ -22,9 +23,9 @@ from d3serve.kernels.gated_delta import gated_delta_rule
 from d3serve.kernels.recurrence_plan import plan_recurrence
 from d3serve.kernels.segments import Segment
 
-G = Geometry()
-CHANNELS = 2 * G.key_heads * G.delta_dim + G.value_heads * G.delta_dim
-INNER = G.value_heads * G.delta_dim
+G = GEOMETRY_27B
+CHANNELS = 2 * G.linear_key_heads * G.linear_key_dim + G.linear_value_heads * G.linear_key_dim
+INNER = G.linear_value_heads * G.linear_key_dim
 EPS = 1e-6
 ROWS: dict[str, tuple[bool, list[int]]] = {  # name: (state cached, segment lengths)
     "250": (False, [150, 100]),
@@ -59,21 +60,23 @@ class Layer:
 
         self.segments = segments_of(cached, lengths)
         self.plan = plan_recurrence(self.segments, device="cuda")
-        self.projected = normal(rows, CHANNELS + INNER + 2 * G.value_heads)
+        self.projected = normal(rows, CHANNELS + INNER + 2 * G.linear_value_heads)
         self.conv_weight = normal(CHANNELS, 4)
-        self.a_log = torch.rand(G.value_heads, generator=generator, device="cuda") * 2
-        self.dt_bias = normal(G.value_heads)
-        self.norm_weight = normal(G.delta_dim)
+        self.a_log = torch.rand(G.linear_value_heads, generator=generator, device="cuda") * 2
+        self.dt_bias = normal(G.linear_value_heads)
+        self.norm_weight = normal(G.linear_key_dim)
         self.conv_states = normal(1, CHANNELS, 3)
         self.states = torch.randn(
-            1, G.value_heads, G.delta_dim, G.delta_dim, generator=generator, device="cuda"
+            1, G.linear_value_heads, G.linear_key_dim, G.linear_key_dim, generator=generator, device="cuda"
         )
         self.prepared = self.prepare()
         self.ruled = self.rule()
 
     def prepare(self) -> tuple[torch.Tensor, ...]:
         """Convolution, norms and gates."""
-        mixed, _, b, a = self.projected.split((CHANNELS, INNER, G.value_heads, G.value_heads), dim=1)
+        mixed, _, b, a = self.projected.split(
+            (CHANNELS, INNER, G.linear_value_heads, G.linear_value_heads), dim=1
+        )
         return gdn_prepare(
             mixed,
             b,
@@ -83,15 +86,15 @@ class Layer:
             self.a_log,
             self.dt_bias,
             self.plan,
-            key_heads=G.key_heads,
-            value_heads=G.value_heads,
-            key_dim=G.delta_dim,
-            value_dim=G.delta_dim,
+            key_heads=G.linear_key_heads,
+            value_heads=G.linear_value_heads,
+            key_dim=G.linear_key_dim,
+            value_dim=G.linear_key_dim,
         )
 
     def rule(self) -> torch.Tensor:
         """Run the gated delta rule."""
-        return gated_delta_rule(*self.prepared, self.states, self.plan, scale=G.delta_dim**-0.5)
+        return gated_delta_rule(*self.prepared, self.states, self.plan, scale=G.linear_key_dim**-0.5)
 
     def norm(self) -> torch.Tensor:
         """Norm and gate its output."""
@@ -116,7 +119,7 @@ def parity() -> dict[str, float]:
 
     lengths = [150, 1, 64, 65, 100]
     layer = Layer(cached=False, lengths=lengths)
-    scale = G.delta_dim**-0.5
+    scale = G.linear_key_dim**-0.5
     plan = reference.Plan(tuple(layer.segments))
     states = torch.zeros_like(layer.states)
     expected = reference.gated_delta_rule(*(x.float() for x in layer.prepared), states, plan, scale=scale)
@@ -141,10 +144,12 @@ def parity() -> dict[str, float]:
 
     first, state = peer(slice(0, 150), [0, 150], None)
     rest, _ = peer(slice(150, None), [0, 1, 65, 130, 230], state.expand(4, -1, -1, -1).contiguous())
-    mixed, _, b, a = layer.projected.split((CHANNELS, INNER, G.value_heads, G.value_heads), dim=1)
+    mixed, _, b, a = layer.projected.split(
+        (CHANNELS, INNER, G.linear_value_heads, G.linear_value_heads), dim=1
+    )
     prepared = reference.gdn_prepare(
         mixed, b, a, layer.conv_weight, layer.conv_states.clone(), layer.a_log, layer.dt_bias, plan,
-        key_heads=G.key_heads, value_heads=G.value_heads, key_dim=G.delta_dim, value_dim=G.delta_dim,
+        key_heads=G.linear_key_heads, value_heads=G.linear_value_heads, key_dim=G.linear_key_dim, value_dim=G.linear_key_dim,
     )  # fmt: skip
     return {
         "rule": relative_error(layer.ruled, expected),

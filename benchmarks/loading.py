@@ -21,7 +21,8 @@ from threading import Event, Thread
 from typing import Any, cast
 
 import torch
-from engine import GEOMETRY_27B, GEOMETRY_TINY, synchronize
+from engine import synchronize
+from geometries import GEOMETRY_27B, GEOMETRY_TINY
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
