@@ -149,7 +149,8 @@ def parity() -> dict[str, float]:
     )
     prepared = reference.gdn_prepare(
         mixed, b, a, layer.conv_weight, layer.conv_states.clone(), layer.a_log, layer.dt_bias, plan,
-        key_heads=G.linear_key_heads, value_heads=G.linear_value_heads, key_dim=G.linear_key_dim, value_dim=G.linear_key_dim,
+        key_heads=G.linear_key_heads, value_heads=G.linear_value_heads,
+        key_dim=G.linear_key_dim, value_dim=G.linear_key_dim,
     )  # fmt: skip
     return {
         "rule": relative_error(layer.ruled, expected),
