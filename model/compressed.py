@@ -101,20 +101,22 @@ def dequantize(parts: dict[str, Tensor], scheme: Scheme) -> Tensor:
         if weight.dtype != torch.float8_e4m3fn or scale.shape != (len(weight), 1):
             raise ValueError(f"{weight.dtype} {list(weight.shape)} with scales {list(scale.shape)}")
         return weight.float() * scale
+    if parts["weight_shape"].shape != (2,):
+        raise ValueError(f"a shape of {list(parts['weight_shape'].shape)} numbers")
     rows, columns = parts["weight_shape"].tolist()
     groups = columns // scheme.group_size
     if scale.shape != (rows, groups) or groups * scheme.group_size != columns:
         raise ValueError(f"scales {list(scale.shape)} for a weight of {[rows, columns]}")
-    values = _unpack(parts["weight_packed"], columns).view(rows, groups, scheme.group_size).float()
+    values = _unpack(parts["weight_packed"], rows, columns).view(rows, groups, scheme.group_size).float()
     if not scheme.symmetric:
-        values -= _unpack(parts["weight_zero_point"].T, rows).T[:, :, None].float()
+        values -= _unpack(parts["weight_zero_point"].mT, groups, rows).mT[:, :, None].float()
     return (values * scale[:, :, None]).view(rows, columns)
 
 
-def _unpack(packed: Tensor, columns: int) -> Tensor:
+def _unpack(packed: Tensor, rows: int, columns: int) -> Tensor:
     """Four-bit values [rows, columns] int8 of int32 words [rows, columns / 8], lowest bits first."""
-    if packed.dtype != torch.int32 or packed.shape[1] != -(-columns // 8):
-        raise ValueError(f"{packed.dtype} {list(packed.shape)} packs no {columns} columns")
+    if packed.dtype != torch.int32 or packed.shape != (rows, -(-columns // 8)):
+        raise ValueError(f"{packed.dtype} {list(packed.shape)} packs no {rows} rows of {columns}")
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=packed.device)
     values = (packed[:, :, None] >> shifts) & 0xF
     return values.flatten(1)[:, :columns].to(torch.int8) - INT4_OFFSET

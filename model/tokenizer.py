@@ -13,7 +13,6 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, Literal
 
-from jinja2 import TemplateError
 from tokenizers import Tokenizer as RustTokenizer
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2_PATTERN
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
@@ -124,8 +123,7 @@ def transformers_tokenizer(folder: Path, config: DecisionConfig) -> Any:
         builder = _tokenizer_builder(folder)
         tokenizer = builder.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises whatever its many readers raise
-        reason = " ".join(str(error).split())[:300]  # on one line
-        raise InvalidCheckpoint(f"the tokenizer in {folder} cannot be built: {reason}") from error
+        raise InvalidCheckpoint(f"the tokenizer in {folder} cannot be built: {_one_line(error)}") from error
     name = type(tokenizer).__name__
     if name not in TOKENIZER_CLASSES:
         raise InvalidCheckpoint(
@@ -154,6 +152,10 @@ def _tokenizer_builder(folder: Path) -> Any:
     return AutoTokenizer
 
 
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__} {error}".split())[:300]
+
+
 def _check_chat_template(tokenizer: Any) -> None:
     if tokenizer.chat_template is None:
         raise InvalidCheckpoint("chat_template.jinja is missing", field="chat_template.jinja")
@@ -163,8 +165,12 @@ def _check_chat_template(tokenizer: Any) -> None:
         rendered = tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
-    except TemplateError as error:
-        raise InvalidCheckpoint(f"chat_template.jinja cannot be rendered: {error}") from None
+    except (
+        Exception
+    ) as error:  # a template is a program; the sandbox raises what it divides by, loops over, lacks
+        raise InvalidCheckpoint(
+            f"chat_template.jinja cannot be rendered: {_one_line(error)}", field="chat_template.jinja"
+        ) from None
     expected = OPENING + ROLE + probe + CLOSING
     if rendered != expected:
         raise InvalidCheckpoint(

@@ -1,6 +1,7 @@
 """Quantized packages: unpacked bit by bit as the compressed-tensors library does, or refused with the reason."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -67,6 +68,27 @@ def write_quantized(case, package, tmp_path):
     save_file(tensors, packed / "model.safetensors")
     save_file(unpacked, plain / "model.safetensors")
     return packed, plain
+
+
+MISFITS = {
+    "a shape of": ("int4", {"weight_shape": torch.tensor(16)}),
+    "a shape of [3]": ("int4", {"weight_shape": torch.tensor([16, 128, 1])}),
+    "for a weight of [16, 100]": ("int4", {"weight_shape": torch.tensor([16, 100])}),
+    "packs no 16 rows of 128": ("int4", {"weight_packed": torch.zeros(16, 15, dtype=torch.int32)}),
+    "torch.int64": ("int4", {"weight_packed": torch.zeros(16, 16, dtype=torch.int64)}),
+    "[256] packs": ("int4", {"weight_packed": torch.zeros(256, dtype=torch.int32)}),
+    "packs no 1 rows of 16": ("int4", {"weight_zero_point": torch.zeros(2, 2, dtype=torch.int32)}),
+    "scales [2, 128]": ("int4-symmetric", {"weight_scale": torch.ones(2, 128)}),
+    "with scales [16]": ("fp8", {"weight_scale": torch.ones(16)}),
+    "torch.int8": ("fp8", {"weight": torch.zeros(16, 128, dtype=torch.int8)}),
+}
+
+
+@pytest.mark.parametrize("reason", MISFITS)
+def test_parts_that_do_not_belong_together_are_refused(reason):
+    case, odd = MISFITS[reason]
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        dequantize(compress(drawn(16, 128), case) | odd, CASES[case])
 
 
 @pytest.mark.parametrize("case", CASES)

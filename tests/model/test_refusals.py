@@ -162,6 +162,33 @@ def test_a_chat_template_of_another_format(package):
     assert "chat_template.jinja renders" in refusal(package).message
 
 
+@pytest.mark.parametrize(
+    "template", ["{% for", "{{ 1 / 0 }}", "{{ messages.a.b }}", "{% for i in range(10**9) %}{% endfor %}"]
+)
+def test_a_chat_template_that_cannot_be_rendered(template, package):
+    (package / "chat_template.jinja").write_text(template)
+    message = refusal(package).message
+    assert "chat_template.jinja cannot be rendered: " in message
+    assert "\n" not in message
+
+
+def test_a_tokenizer_with_too_few_codes(package):
+    def forget(tokenizer):
+        kept = [pair for pair in tokenizer["model"]["merges"] if not "".join(pair).isupper()]
+        tokenizer["model"]["merges"] = kept
+
+    edit(package, "tokenizer.json", forget)
+    assert "26 single-token codes; 255 are needed" in refusal(package).message
+
+
+def test_an_added_token_that_reaches_into_the_state(package):
+    """Encoded at once, the role's end and the state's first word would be one token; we encode the state alone."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (package / name).read_text()
+        (package / name).write_text(text.replace('"<tool_call>"', json.dumps("user\nState:")))
+    assert "a control token joins the text beside it" in refusal(package).message
+
+
 def test_a_chat_template_that_thinks(package):
     template = (package / "chat_template.jinja").read_text()
     (package / "chat_template.jinja").write_text(
