@@ -101,9 +101,10 @@ def dequantize(parts: dict[str, Tensor], scheme: Scheme) -> Tensor:
         if weight.dtype != torch.float8_e4m3fn or scale.shape != (len(weight), 1):
             raise ValueError(f"{weight.dtype} {list(weight.shape)} with scales {list(scale.shape)}")
         return weight.float() * scale
-    if parts["weight_shape"].shape != (2,):
-        raise ValueError(f"a shape of {list(parts['weight_shape'].shape)} numbers")
-    rows, columns = parts["weight_shape"].tolist()
+    shape = parts["weight_shape"]
+    if shape.shape != (2,) or shape.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"a shape of {list(shape.shape)} numbers, {shape.dtype}")
+    rows, columns = shape.tolist()
     groups = columns // scheme.group_size
     if scale.shape != (rows, groups) or groups * scheme.group_size != columns:
         raise ValueError(f"scales {list(scale.shape)} for a weight of {[rows, columns]}")

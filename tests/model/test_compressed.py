@@ -72,6 +72,7 @@ def write_quantized(case, package, tmp_path):
 
 MISFITS = {
     "a shape of": ("int4", {"weight_shape": torch.tensor(16)}),
+    "numbers, torch.float32": ("int4", {"weight_shape": torch.tensor([16.0, 128.0])}),
     "a shape of [3]": ("int4", {"weight_shape": torch.tensor([16, 128, 1])}),
     "for a weight of [16, 100]": ("int4", {"weight_shape": torch.tensor([16, 100])}),
     "packs no 16 rows of 128": ("int4", {"weight_packed": torch.zeros(16, 15, dtype=torch.int32)}),
