@@ -121,7 +121,9 @@ def transformers_tokenizer(folder: Path, config: DecisionConfig) -> Any:
             raise InvalidCheckpoint(f"{name} is missing from {folder}", field=name)
     try:
         builder = _tokenizer_builder(folder)
-        tokenizer = builder.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = builder.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False, fix_mistral_regex=False
+        )  # the last: no advice about another family's tokenizers in the worker's log
     except Exception as error:  # the library raises whatever its many readers raise
         raise InvalidCheckpoint(f"the tokenizer in {folder} cannot be built: {_one_line(error)}") from error
     name = type(tokenizer).__name__
@@ -165,9 +167,7 @@ def _check_chat_template(tokenizer: Any) -> None:
         rendered = tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
-    except (
-        Exception
-    ) as error:  # a template is a program; the sandbox raises what it divides by, loops over, lacks
+    except Exception as error:  # a template is a program: it raises what it divides by, loops over, lacks
         raise InvalidCheckpoint(
             f"chat_template.jinja cannot be rendered: {_one_line(error)}", field="chat_template.jinja"
         ) from None
