@@ -35,7 +35,9 @@ from d3serve.schemas import Answer, ModelInfo, NoulQuestion, Question, Usage
 __all__ = ["DecidedJob", "DecisionEngine", "PreparedJob"]
 
 CPU_CACHE_BYTES = 256 * 2**20
-WARM_UP_ROWS = (2048, 32_768)  # one pass that the host launches, one whose state takes the dense attention
+# A pass that the host launches, its keys cut and merged; and one whose state takes the dense attention.
+WARM_UP_ROWS = (4096, 32_768)
+REHEARSED_QUESTION = 256  # rows at most: longer ones are not cut
 REHEARSAL = "rehearsal"  # the state key of jobs that warm up; a real one is a digest
 MLP_ROWS = 16_384  # rows of one MLP step: 27B activations of 1.1 GB
 
@@ -276,8 +278,8 @@ class DecisionEngine:
 
 
 def _rehearsal(rows: int, questions: int) -> PreparedJob:
-    """Make up a job of `rows` tokens, half of them in its questions."""
-    block = np.zeros(rows // 2 // questions, dtype=np.int32)
+    """Make up a job of `rows` tokens, up to half of them in its questions."""
+    block = np.zeros(min(rows // 2 // questions, REHEARSED_QUESTION), dtype=np.int32)
     state = np.zeros(rows - len(block) * questions, dtype=np.int32)
     asked: dict[str, Question] = {str(n): NoulQuestion(type="noul") for n in range(questions)}
     return PreparedJob(REHEARSAL, state, asked, (block,) * questions)

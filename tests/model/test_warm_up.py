@@ -1,6 +1,12 @@
-"""Warming up leaves an engine as it was."""
+"""Warming up leaves an engine as it was, and meets every kernel that a client's job may need."""
 
-from d3serve.model.engine import DecisionEngine
+import pytest
+import torch
+
+from d3serve.kernels.attention_tiles import DENSE_ROWS
+from d3serve.kernels.prefix_bidir import attention_partials
+from d3serve.kernels.segments import Segment
+from d3serve.model.engine import WARM_UP_ROWS, DecisionEngine, _rehearsal
 from d3serve.model.state_cache import CacheStats
 
 
@@ -12,3 +18,16 @@ def test_warm_up_leaves_no_state_and_no_counts(engine: DecisionEngine, questions
     assert engine.cache.used_bytes == 0
     assert engine.cache_stats == CacheStats()
     assert engine.decide([engine.prepare("a state", questions)]) == fresh
+
+
+@pytest.mark.parametrize("rows", WARM_UP_ROWS)
+def test_rehearsed_questions_have_pieces_to_merge(rows):
+    job = _rehearsal(rows, 4)
+    state = len(job.state)
+    questions = [Segment(0, len(block), state, 0, state) for block in job.blocks[:1]]
+    where = {"dtype": torch.bfloat16, "device": torch.device("cpu")}
+    assert attention_partials(questions, causal=False, heads=24, kv_heads=4, head_dim=256, **where) > 0
+
+
+def test_a_rehearsed_state_takes_the_dense_attention():
+    assert len(_rehearsal(max(WARM_UP_ROWS), 4).state) in DENSE_ROWS
