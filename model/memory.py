@@ -13,9 +13,8 @@ import torch
 from d3serve.model.backbone import row_bytes, slot_bytes
 from d3serve.model.config import Geometry
 
-MARGIN_BYTES = (
-    2 * 2**30
-)  # CUDA graphs, unmerged pieces of attention, workspaces, what the allocator cannot join
+# CUDA graphs, unmerged pieces of attention, library workspaces, what the allocator cannot join.
+MARGIN_BYTES = 2 * 2**30
 RULE_BYTES = 2**29  # chunk intermediates of the delta rule, whatever the length
 LONGEST_PASS = 131_072  # rows; no prompt may be longer, and a longer turn gains nothing
 LEAST_SLOTS = 2
