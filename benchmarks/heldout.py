@@ -46,6 +46,12 @@ def read_cases(limit: int | None = None) -> list[Case]:
     return [Case(**json.loads(line)) for line in lines[:limit]]
 
 
+def read_head() -> dict[str, Any]:
+    """Source, licence, and how simpler models do on the sample's section questions."""
+    head: dict[str, Any] = json.loads(SAMPLE.read_text(encoding="utf-8").splitlines()[0])
+    return head
+
+
 def score(case: Case, answers: Mapping[str, Mapping[str, Any]]) -> list[Scored]:
     """Wire answers to one package's questions against their truths."""
     return [Scored(name, _probabilities(answers[name]), _truth(case, name)) for name in case.questions]

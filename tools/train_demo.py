@@ -163,11 +163,12 @@ def write(work: Work, run: Path, out: Path, sample: Path) -> None:
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
     weights = load_weights(run)
     exam = measure.make_exam(work.packages, "test", SEED)
-    results["baselines"] = measure.baselines(index.split(work.packages, "train"), exam, SEED)
+    baselines = measure.baselines(index.split(work.packages, "train"), exam, SEED)
+    results["baselines"] = {name: float(right.mean()) for name, right in baselines.items()}
     g = geometry(work.tokenizing.vocab_size)
     card = model_card(results, g, sum(tensor.numel() for tensor in weights.values()))
     write_package(out, work.folder / "vocabulary", weights, g, results["temperature"], card)
-    write_sample(exam, SAMPLE_PACKAGES, SEED, sample)
+    write_sample(exam, baselines, SAMPLE_PACKAGES, SEED, sample)
 
 
 def main() -> None:

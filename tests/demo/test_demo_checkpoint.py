@@ -1,5 +1,6 @@
 """The bundled checkpoint answers held-out packages as well as its card says, and only with the right mask."""
 
+import dataclasses
 import json
 
 import pytest
@@ -53,10 +54,25 @@ def test_the_package_is_whole_and_small(checkpoint):
 
 def test_held_out_accuracy(heldout, cases, found):
     groups = heldout.by_family(scored(heldout, cases, found))
-    assert heldout.accuracy(groups["section"]) >= 0.80
-    assert heldout.accuracy(groups["noul"]) >= 0.87
-    assert heldout.nll(groups["section"]) <= 0.75
-    assert heldout.nll(groups["noul"]) <= 0.35
+    assert heldout.accuracy(groups["section"]) >= 0.86
+    assert heldout.accuracy(groups["noul"]) >= 0.92
+    assert heldout.nll(groups["section"]) <= 0.45
+    assert heldout.nll(groups["noul"]) <= 0.18
+
+
+def test_it_beats_the_regressions_on_sections(engine, heldout):
+    """On the sample's 300 packages, whose baselines stand in its first line; the card has the whole split."""
+    every = [
+        dataclasses.replace(case, questions={name: question})
+        for case in heldout.read_cases()
+        for name, question in case.questions.items()
+        if name.endswith("-section")
+    ]
+    assert len(every) == 300
+    right = heldout.accuracy(scored(heldout, every, answers(engine, every, lambda questions: questions)))
+    simpler = heldout.read_head()["section_accuracy_of_baselines"]
+    assert set(simpler) == {"majority", "logistic regression, word counts", "logistic regression, TF-IDF"}
+    assert right > max(simpler.values())
 
 
 def test_probabilities_mean_what_they_say(heldout, cases, found):
@@ -85,8 +101,10 @@ def test_a_causal_mask_loses(heldout, cases, found, copied):
         heldout, cases, answers(DecisionEngine.load(str(copied)), cases, lambda questions: questions)
     )
     right = scored(heldout, cases, found)
-    assert heldout.accuracy(causal) <= heldout.accuracy(right) - 0.03
-    assert heldout.nll(causal) >= heldout.nll(right) + 0.08
+    changed = sum(a.decision != b.decision for a, b in zip(causal, right, strict=True))
+    assert changed / len(right) >= 0.03
+    assert heldout.accuracy(causal) < heldout.accuracy(right)
+    assert heldout.nll(causal) >= heldout.nll(right) + 0.015
 
 
 def test_an_empty_state_answers_base_rates(engine):

@@ -162,8 +162,8 @@ def changed_by_order(
     return {name: float(changed[mask].mean()) for name, mask in groups.items()}
 
 
-def baselines(train: Sequence[Package], exam: Exam, seed: int) -> dict[str, float]:
-    """Accuracy on the section choices of guessing the commonest section offered, and of logistic regressions.
+def baselines(train: Sequence[Package], exam: Exam, seed: int) -> dict[str, NDArray[np.bool_]]:
+    """Which section choices come right by the commonest section offered, and by logistic regressions.
 
     The regressions read the same states, drawn the same way, as bags of words; they choose among the offered
     sections alone.
@@ -181,7 +181,7 @@ def baselines(train: Sequence[Package], exam: Exam, seed: int) -> dict[str, floa
     truths = np.array([a.truth for a in asked])
     held_out = [state_text(state) for state in exam.states]  # type: ignore[arg-type]
     frequency = np.bincount(sections, minlength=len(names))
-    scores = {"majority": float((frequency[offered].argmax(-1) == truths).mean())}
+    right = {"majority": frequency[offered].argmax(-1) == truths}
     for title, bag, strength in (
         ("logistic regression, word counts", CountVectorizer(binary=True, min_df=3), 0.3),
         ("logistic regression, TF-IDF", TfidfVectorizer(sublinear_tf=True, min_df=2), 10.0),
@@ -190,8 +190,8 @@ def baselines(train: Sequence[Package], exam: Exam, seed: int) -> dict[str, floa
         fitted = LogisticRegression(C=strength, max_iter=100).fit(words, sections)
         full = np.full((len(truths), len(names)), -np.inf)
         full[:, fitted.classes_] = fitted.predict_log_proba(bag.transform(held_out))
-        scores[title] = float((np.take_along_axis(full, offered, 1).argmax(-1) == truths).mean())
-    return scores
+        right[title] = np.take_along_axis(full, offered, 1).argmax(-1) == truths
+    return right
 
 
 def _section_of(option: str, names: Sequence[str]) -> int:

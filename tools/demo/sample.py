@@ -1,6 +1,7 @@
 """A few hundred held-out packages with questions and truths, as one file for tests and benchmarks."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 from demo.index import SOURCE
 from demo.measure import Exam
 from demo.questions import Asked
+from numpy.typing import NDArray
 
 LICENCE = (
     "Package descriptions and labels were written by Debian's maintainers and reviewers; each package's own free "
@@ -16,13 +18,20 @@ LICENCE = (
 ALWAYS, DRAWN = 3, 2  # questions of every package: the section and two yes/no ones; others drawn
 
 
-def write_sample(exam: Exam, size: int, seed: int, path: Path) -> None:
-    """Write `size` packages of the exam, one a line, each with five questions in the wire's form."""
+def write_sample(
+    exam: Exam, baselines: Mapping[str, NDArray[np.bool_]], size: int, seed: int, path: Path
+) -> None:
+    """Write `size` packages of the exam, one a line, each with five questions in the wire's form.
+
+    `baselines` says which of the exam's section choices come right by simpler means; the file's first line tells
+    how many of those that it holds do.
+    """
     rng = np.random.default_rng(seed)
     chosen = sorted(rng.choice(len(exam.packages), size=size, replace=False).tolist())
     lines = [json.dumps(_row(exam, index, rng), ensure_ascii=False) for index in chosen]
-    head = json.dumps({"source": SOURCE, "licence": LICENCE}, ensure_ascii=False)
-    path.write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
+    simpler = {name: round(float(right[chosen].mean()), 4) for name, right in baselines.items()}
+    head = {"source": SOURCE, "licence": LICENCE, "section_accuracy_of_baselines": simpler}
+    path.write_text("\n".join([json.dumps(head, ensure_ascii=False), *lines]) + "\n", encoding="utf-8")
 
 
 def _row(exam: Exam, index: int, rng: np.random.Generator) -> dict[str, Any]:
