@@ -11,15 +11,15 @@ from demo.circuits import install
 from demo.index import Package
 from demo.network import Model
 from demo.package import geometry, write_package
-from demo.prompts import Tokenizing
-from demo.questions import Asker, draw_state
+from demo.prompts import Tokenizing, batch
+from demo.questions import Asked, Asker, draw_state
 from demo.teacher import Teacher
 from demo.training import Training
 from demo.words import WordModel
 
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.prompt import option_texts
-from d3serve.schemas import ChoiceQuestion
+from d3serve.schemas import ChoiceQuestion, NoulQuestion
 
 WORDS = ("chess", "mail", "python", "library", "window", "sound", "archive", "matrix", "font", "kernel")
 
@@ -156,10 +156,10 @@ def test_a_saved_training_continues_exactly(tokenizing, few, tmp_path):
     other = Training(WordModel(tokenizing))
     other.load(tmp_path)
     assert other.steps == training.steps == 3
-    for batch in few[:2]:
+    for one in few[:2]:
         for each in (training, other):
             torch.manual_seed(8)  # what a step forgets
-            each.step(batch, 0.5)
+            each.step(one, 0.5)
     for name, value in training.model.state_dict().items():
         torch.testing.assert_close(other.model.state_dict()[name], value, rtol=0, atol=0, msg=name)
 
@@ -204,7 +204,13 @@ def test_soft_labels_are_out_of_fold(packages):
     rng = np.random.default_rng(9)
     drawn = rng.choice(["games", "mail", "fonts", "kernel"], size=len(packages))
     told = [
-        dataclasses.replace(p, section=str(drawn[i // 2]), summary=f"word{i // 2}", body=f"mark{i // 2} " * 5)
+        dataclasses.replace(
+            p,
+            source=f"s{i // 5}",
+            section=str(drawn[i // 5]),
+            summary=f"word{i // 5}",
+            body=f"mark{i // 5} " * 5,
+        )
         for i, p in enumerate(packages)
     ]
     taught = teacher.teach(told, 1)
@@ -274,3 +280,25 @@ def test_the_network_is_the_word_model(tokenizing, packages, batches):
     apart = np.abs(got - measure.probabilities(expected, 1.0)).max(-1)
     assert np.median(apart) < 0.06, "the network is a little less sure: norms are nearly constant, not quite"
     assert np.quantile(apart, 0.95) < 0.2
+
+
+def test_line_ends_of_a_state_hold_no_words(tokenizing):
+    """They gather their line like a question's, and give it back: the state's mean is of its own words."""
+    torch.manual_seed(3)
+    words = WordModel(tokenizing)
+    with torch.no_grad():
+        words.vectors *= 3
+    network = Model(geometry(tokenizing.vocab_size)).eval()
+    install(network, words, tokenizing)
+    held = []
+    network.backbone.layers[0].register_forward_hook(lambda _module, _inputs, out: held.extend(out))
+    question = NoulQuestion(type="noul", instructions="Is this a game?")
+    made = batch([tokenizing.sample("A chess game.\n\nIt plays\nwell", [Asked(question, 1, "noul")])])
+    with torch.no_grad():
+        network(made)
+    states, questions = held
+    ends = [row for row, token in enumerate(made.states[0].tolist()) if tokenizing.ends_line(token)]
+    assert len(ends) >= 4
+    assert states[0, ends, :64].abs().max() < 0.1
+    rows = [row for row, token in enumerate(made.questions[0, 0].tolist()) if tokenizing.ends_line(token)]
+    assert questions[0, rows, :64].abs().max() > 0.2

@@ -121,11 +121,12 @@ def _gather_lines(mixer: LinearAttention) -> None:
 
 
 def _clear_stops(mlp: torch.nn.Module, embedding: Tensor, tokenizing: Tokenizing) -> None:
-    """A stop counts as a word of its line, whose mean its own row must hold alone."""
+    """A stop counts as a word of its line, whose mean its own row must hold alone, in a question."""
     for unit, (text, flag) in enumerate(STOPS.items()):
         mlp.gate_proj.weight[unit].zero_()
         mlp.up_proj.weight[unit].zero_()
-        mlp.gate_proj.weight[unit, flag] = LARGE
+        mlp.gate_proj.weight[unit, flag] = mlp.gate_proj.weight[unit, ASKED] = 2 * LARGE  # both, or nothing
+        mlp.gate_proj.weight[unit, ALWAYS] = -3.0
         mlp.up_proj.weight[unit, ALWAYS] = 1.0 / LARGE
         mlp.down_proj.weight[WORDS, unit] = -embedding[tokenizing.token(text + "\n\n"), WORDS] / LARGE
 
