@@ -4,9 +4,11 @@ Server, broker and load generator share this machine. The generator speaks HTTP 
 measured is the service and not a client library. Every request has a state of its own, unless --one-state. Rate and
 latency feel whatever else the machine does; processor time a request, by process, hardly does.
 
-    python benchmarks/submit.py [--seconds 5] [--connections 32] [--one-state] [--bare] [--state-files]
+    python benchmarks/submit.py [--seconds 5] [--connections 32] [--paced] [--one-state] [--bare] [--state-files]
 
---bare measures the ceiling: the same generator and the same HTTP server, whose application reads the body and says 202.
+Each connection posts its next request when it has its answer, as fast as that goes; --paced offers the rates that are
+promised instead, and counts a latency from when a request was due. --bare measures the ceiling: the same generator and
+the same HTTP server, whose application reads the body and says 202.
 """
 
 import argparse
@@ -36,6 +38,7 @@ from d3serve.supervisor import ProcessTree, listening
 
 PROCESSES = 2
 BODIES = {"1 KB, 1 question": (700, 1), "8 KB, 8 questions": (7_000, 8), "0.5 MB, 1 question": (500_000, 1)}
+PROMISED_PER_S = {"1 KB, 1 question": 1_500, "8 KB, 8 questions": 1_000, "0.5 MB, 1 question": 400}
 PLACE = "number 0000000000000000. "  # where a request differs from every other
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -63,12 +66,16 @@ def requests_like(request: bytes, *, one_state: bool) -> Iterator[bytes]:
         )  # fmt: skip
 
 
-async def connection(port: int, requests: Iterator[bytes], until: float, took: list[float]) -> None:
-    """Post requests over one kept connection until the time is up."""
+async def connection(
+    port: int, requests: Iterator[bytes], due: Iterator[float], until: float, took: list[float]
+) -> None:
+    """Post requests over one kept connection until the time is up, none before it is due."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     while time.perf_counter() < until:
         request = next(requests)
-        began = time.perf_counter()
+        if (began := next(due)) > time.perf_counter():
+            await asyncio.sleep(began - time.perf_counter())
+        began = began or time.perf_counter()
         writer.write(request)
         await writer.drain()
         head = await reader.readuntil(b"\r\n\r\n")
@@ -80,11 +87,16 @@ async def connection(port: int, requests: Iterator[bytes], until: float, took: l
     writer.close()
 
 
-async def load(port: int, requests: Iterator[bytes], connections: int, seconds: float) -> dict[str, float]:
-    """Requests a second, their latencies in milliseconds, and the generator's own time for one."""
+async def load(
+    port: int, requests: Iterator[bytes], connections: int, seconds: float, rate: float
+) -> dict[str, float]:
+    """Requests a second, their latencies in milliseconds, and the generator's own time for one; rate 0 is no limit."""
     took: list[float] = []
-    until, began = time.perf_counter() + seconds, time.process_time()
-    await asyncio.gather(*(connection(port, requests, until, took) for _ in range(connections)))
+    start, began = time.perf_counter(), time.process_time()
+    due = (start + n / rate for n in itertools.count()) if rate else itertools.repeat(0.0)
+    await asyncio.gather(
+        *(connection(port, requests, due, start + seconds, took) for _ in range(connections))
+    )
     cuts = statistics.quantiles(took, n=100)
     spent = time.process_time() - began
     return {
@@ -171,6 +183,7 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
             script = [sys.executable, __file__, "--load", str(port), "--seconds", str(options.seconds)]
             script += ["--connections", str(options.connections)]
             script += ["--one-state"] * options.one_state
+            script += ["--rate", str(PROMISED_PER_S[name])] * options.paced
             request = request_of(state_bytes, questions)
             subprocess.run([*script, "--seconds", "0.5"], input=request, capture_output=True, check=True)  # noqa: S603 # warm
             before = cpu_s(apis), cpu_s(brokers)
@@ -194,10 +207,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--paced", action="store_true")
     parser.add_argument("--one-state", action="store_true")
     parser.add_argument("--bare", action="store_true")
     parser.add_argument("--state-files", action="store_true")
     parser.add_argument("--load", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rate", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--serve-bare", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -210,7 +225,8 @@ def main() -> None:
         uvicorn.Server(config).run(sockets=[socket.socket(fileno=options.serve_bare)])
     elif options.load is not None:
         requests = requests_like(sys.stdin.buffer.read(), one_state=options.one_state)
-        print(json.dumps(asyncio.run(load(options.load, requests, options.connections, options.seconds))))
+        measured = load(options.load, requests, options.connections, options.seconds, options.rate)
+        print(json.dumps(asyncio.run(measured)))
     else:
         print(f"{PROCESSES} processes, {options.connections} connections, {platform.python_version()}\n")
         print("| body | jobs/s | p50 ms | p99 ms | API ms | broker ms | generator ms |")
