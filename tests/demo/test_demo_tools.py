@@ -200,7 +200,6 @@ def test_the_layer_of_neighbours_sees_and_writes_nothing_else(tokenizing, few):
 
 def test_soft_labels_are_out_of_fold(packages):
     """Sections drawn at random, told by words that only one source has: nobody else's words give them away."""
-    pytest.importorskip("sklearn")
     rng = np.random.default_rng(9)
     drawn = rng.choice(["games", "mail", "fonts", "kernel"], size=len(packages))
     told = [
