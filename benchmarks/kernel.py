@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from d3serve.kernels.prefix_bidir import plan_attention, prefix_bidir_attention
-from d3serve.kernels.segments import Segment
+from d3serve.kernels.segments import AttentionShape, Segment
 
 G = GEOMETRY_27B
 SCALE = G.head_dim**-0.5
@@ -108,15 +108,8 @@ class Ours:
         self.segments = segments
         self.q = normal(rows, G.heads, G.head_dim)
         self.k_pool, self.v_pool = (normal(pool, G.kv_heads, G.head_dim) for _ in range(2))
-        self.plan = plan_attention(
-            segments,
-            causal=False,
-            heads=G.heads,
-            kv_heads=G.kv_heads,
-            head_dim=G.head_dim,
-            dtype=torch.bfloat16,
-            device=self.q.device,
-        )
+        shape = AttentionShape(False, G.heads, G.kv_heads, G.head_dim, torch.bfloat16, self.q.device)
+        self.plan = plan_attention(segments, shape)
         self.out = torch.empty_like(self.q)
 
     def run(self) -> None:

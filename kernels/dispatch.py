@@ -2,7 +2,7 @@
 
 A pass builds one plan for its full-attention layers and one for its linear layers, and every layer uses
 them. The Triton modules are imported on first use, so that a machine without a
-GPU never needs triton or fla. Shapes and formulas are documented in `d3serve.kernels.reference`.
+GPU never needs triton. Shapes and formulas are documented in `d3serve.kernels.reference`.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from d3serve.kernels import reference
 from d3serve.kernels.attention_plan import Sizes as AttentionSizes
 from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows
 from d3serve.kernels.recurrence_plan import RecurrenceSizes
-from d3serve.kernels.segments import Segment
+from d3serve.kernels.segments import AttentionShape, Segment
 
 
 def _fast(name: str, device: torch.device) -> Any:
@@ -26,55 +26,21 @@ def _fast(name: str, device: torch.device) -> Any:
 
 
 def plan_attention(
-    segments: Sequence[Segment],
-    *,
-    causal: bool,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    sizes: AttentionSizes | None = None,
+    segments: Sequence[Segment], shape: AttentionShape, *, sizes: AttentionSizes | None = None
 ) -> Any:
     """Prepare the full-attention layers of a pass; the result is opaque outside the kernels.
 
     `sizes` pad a plan for the GPU, so that what is launched does not depend on its contents.
     """
-    module = _fast("prefix_bidir", device)
+    module = _fast("prefix_bidir", shape.device)
     if module is reference:
-        return reference.Plan(tuple(segments), causal)
-    return module.plan_attention(
-        segments,
-        causal=causal,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        dtype=dtype,
-        device=device,
-        sizes=sizes,
-    )
+        return reference.Plan(tuple(segments), shape.causal)
+    return module.plan_attention(segments, shape, sizes=sizes)
 
 
-def attention_partials(
-    segments: Sequence[Segment],
-    *,
-    causal: bool,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> int:
+def attention_partials(segments: Sequence[Segment], shape: AttentionShape) -> int:
     """How many `partials` a padded plan of these segments must have room for, on a GPU."""
-    count: int = _fast("prefix_bidir", device).attention_partials(
-        segments,
-        causal=causal,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        dtype=dtype,
-        device=device,
-    )
+    count: int = _fast("prefix_bidir", shape.device).attention_partials(segments, shape)
     return count
 
 

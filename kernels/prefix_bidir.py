@@ -27,7 +27,7 @@ from d3serve.kernels.attention_plan import (
     plan_tiles,
 )
 from d3serve.kernels.attention_tiles import DENSE_ROWS, TileShape, choose_tile, shared_limit
-from d3serve.kernels.segments import Segment
+from d3serve.kernels.segments import AttentionShape, Segment
 
 LOG2_E = 1.4426950408889634
 MERGE_ROWS = 16  # packed rows that one merge program joins: small, so that a few tiles still fill the device
@@ -187,17 +187,9 @@ def _merge_kernel(
 
 
 def plan_attention(
-    segments: Sequence[Segment],
-    *,
-    causal: bool,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    sizes: Sizes | None = None,
+    segments: Sequence[Segment], shape: AttentionShape, *, sizes: Sizes | None = None
 ) -> AttentionPlan:
-    """Plan one pass of q and pools of `dtype` on `device`: made once, used by every layer.
+    """Plan one pass: made once, used by every layer.
 
     A segment is planned alike in any pass and on every device of a kind, so neither company nor another worker
     changes a bit of its rows. `sizes` pad the plan for a CUDA graph: `launch` then depends on them alone.
@@ -206,15 +198,15 @@ def plan_attention(
         ValueError: H is no multiple of HK, D is not 16 to 256, no tile fits the device, or the segments overlap
             or are out of order.
     """
-    dense = () if causal or sizes is not None else _dense_blocks(segments, dtype, device)
+    dense = () if shape.causal or sizes is not None else _dense_blocks(segments, shape)
     elsewhere = {block.start for block in dense}
     plan = plan_tiles(
         [segment for segment in segments if segment.start not in elsewhere],
-        causal=causal,
-        group=heads // kv_heads,
-        kv_heads=kv_heads,
-        tile=_tile(heads, kv_heads, head_dim, dtype, device),
-        device=device,
+        causal=shape.causal,
+        group=shape.heads // shape.kv_heads,
+        kv_heads=shape.kv_heads,
+        tile=_tile(shape),
+        device=shape.device,
         sizes=sizes,
     )
     rows = max((plan.rows, *(block.start + block.length for block in dense)))
@@ -222,40 +214,32 @@ def plan_attention(
     return replace(plan, dense=dense, rows=rows, pool_rows=pool_rows)
 
 
-def attention_partials(
-    segments: Sequence[Segment],
-    *,
-    causal: bool,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> int:
+def attention_partials(segments: Sequence[Segment], shape: AttentionShape) -> int:
     """How many `partials` a padded plan of these segments needs.
 
     Raises:
         ValueError: as `plan_attention`.
     """
-    tile = _tile(heads, kv_heads, head_dim, dtype, device)
-    return count_partials(segments, causal=causal, group=heads // kv_heads, tile=tile)
+    group = shape.heads // shape.kv_heads
+    return count_partials(segments, causal=shape.causal, group=group, tile=_tile(shape))
 
 
-def _tile(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> TileShape:
+def _tile(shape: AttentionShape) -> TileShape:
+    heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
     if heads % kv_heads or not 16 <= head_dim <= 256:
         raise ValueError(f"cannot serve {heads} query heads over {kv_heads} of width {head_dim}")
     return choose_tile(
         group=heads // kv_heads,
         head_dim=head_dim,
-        itemsize=dtype.itemsize,
-        shared_bytes=shared_limit(device),
+        itemsize=shape.dtype.itemsize,
+        shared_bytes=shared_limit(shape.device),
     )
 
 
-def _dense_blocks(
-    segments: Sequence[Segment], dtype: torch.dtype, device: torch.device
-) -> tuple[DenseBlock, ...]:
-    if device.type != "cuda" or dtype.itemsize != 2 or torch.cuda.get_device_capability(device) < (9, 0):
+def _dense_blocks(segments: Sequence[Segment], shape: AttentionShape) -> tuple[DenseBlock, ...]:
+    if shape.device.type != "cuda" or shape.dtype.itemsize != 2:
+        return ()
+    if torch.cuda.get_device_capability(shape.device) < (9, 0):
         return ()
     return tuple(
         DenseBlock(s.start, s.length, s.own_start)

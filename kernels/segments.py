@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import torch
+
 
 class Segment(NamedTuple):
     """Rows `[start, start + length)` of a pass: a state block, a question block or a whole prompt.
@@ -19,3 +21,14 @@ class Segment(NamedTuple):
     prefix_length: int = 0
     initial_slot: int = -1
     final_slot: int = -1
+
+
+class AttentionShape(NamedTuple):
+    """What all full-attention layers of a model have in common, and where they run."""
+
+    causal: bool  # whether a row sees its own block only up to itself
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device

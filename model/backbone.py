@@ -4,7 +4,6 @@ Every operation but the matrix products goes through `kernels.dispatch`; nothing
 device, so the same code runs on a CPU, on a GPU and inside a CUDA graph.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from d3serve.kernels import dispatch
 from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows, sum_rows_alike
-from d3serve.kernels.segments import Segment
+from d3serve.kernels.segments import AttentionShape
 from d3serve.model.buckets import Bucket
 from d3serve.model.config import Geometry
 from d3serve.model.plan import PassRows
@@ -71,35 +70,18 @@ class PassInputs:
     recurrence: Any
 
     @classmethod
-    def build(
-        cls,
-        rows: PassRows,
-        g: Geometry,
-        *,
-        causal: bool,
-        device: torch.device,
-        dtype: torch.dtype,
-        bucket: Bucket | None = None,
-    ) -> Self:
-        """Copy a planned pass to `device`, padded to `bucket` if given, and let the kernels plan theirs."""
+    def build(cls, rows: PassRows, shape: AttentionShape, *, bucket: Bucket | None = None) -> Self:
+        """Copy a planned pass to the device, padded to `bucket` if given, and let the kernels plan theirs."""
         if bucket is not None:
             rows = bucket.pad(rows)
-
-        def plan_attention(segments: Sequence[Segment]) -> Any:
-            return dispatch.plan_attention(
-                segments,
-                causal=causal,
-                heads=g.heads,
-                kv_heads=g.kv_heads,
-                head_dim=g.head_dim,
-                dtype=dtype,
-                device=device,
-                sizes=bucket.attention if bucket else None,
-            )
-
-        attention = plan_attention(rows.segments)
+        sizes = bucket.attention if bucket else None
+        attention = question_attention = dispatch.plan_attention(rows.segments, shape, sizes=sizes)
+        if rows.state_rows:
+            question_attention = dispatch.plan_attention(rows.question_segments, shape, sizes=sizes)
         arrays = (rows.tokens, rows.positions, rows.slot_mapping, rows.readout_rows - rows.state_rows)
-        tokens, positions, slot_mapping, readout_rows = (torch.from_numpy(each).to(device) for each in arrays)
+        tokens, positions, slot_mapping, readout_rows = (
+            torch.from_numpy(each).to(shape.device) for each in arrays
+        )
         return cls(
             tokens=tokens,
             positions=positions,
@@ -107,9 +89,9 @@ class PassInputs:
             readout_rows=readout_rows,
             state_rows=rows.state_rows,
             attention=attention,
-            question_attention=plan_attention(rows.question_segments) if rows.state_rows else attention,
+            question_attention=question_attention,
             recurrence=dispatch.plan_recurrence(
-                rows.segments, device=device, sizes=bucket.recurrence if bucket else None
+                rows.segments, device=shape.device, sizes=bucket.recurrence if bucket else None
             ),
         )
 
@@ -139,6 +121,11 @@ class Backbone:
         self._mlp_rows = mlp_rows
         exponents = torch.arange(0, geometry.rotary_dim, 2, dtype=torch.float32) / geometry.rotary_dim
         self._frequencies = (geometry.rope_theta**-exponents).to(pools.k.device)
+
+    def attention_shape(self, *, causal: bool) -> AttentionShape:
+        """What `PassInputs.build` must know of this backbone."""
+        g, k = self.geometry, self.pools.k
+        return AttentionShape(causal, g.heads, g.kv_heads, g.head_dim, k.dtype, k.device)
 
     def forward(self, inputs: PassInputs) -> Tensor:
         """Run every layer; return the normed hidden state of each readout row, [N, hidden] in model type.

@@ -75,6 +75,7 @@ class DecisionEngine:
         self._identity = identity
         self._config = config
         self._tokenizer = tokenizer
+        self._shape = backbone.attention_shape(causal=config.attention_mode == "causal")
         self._graphs = GraphCache(backbone) if backbone.pools.k.is_cuda else None
 
     @classmethod
@@ -230,22 +231,10 @@ class DecisionEngine:
 
     def _hidden(self, rows: PassRows) -> torch.Tensor:
         """Run a planned pass, as a CUDA graph if it is small; hidden states of its readout rows."""
-        g, k_pool = self.backbone.geometry, self.backbone.pools.k
-        causal, bucket = self._config.attention_mode == "causal", None
+        bucket = None
         if self._graphs is not None:
-            partials = dispatch.attention_partials(
-                rows.segments,
-                causal=causal,
-                heads=g.heads,
-                kv_heads=g.kv_heads,
-                head_dim=g.head_dim,
-                dtype=k_pool.dtype,
-                device=k_pool.device,
-            )
-            bucket = Bucket.of(rows, partials)
-        inputs = PassInputs.build(
-            rows, g, causal=causal, device=k_pool.device, dtype=k_pool.dtype, bucket=bucket
-        )
+            bucket = Bucket.of(rows, dispatch.attention_partials(rows.segments, self._shape))
+        inputs = PassInputs.build(rows, self._shape, bucket=bucket)
         if self._graphs is None or bucket is None:
             return self.backbone.forward(inputs)
         return self._graphs.forward(bucket, inputs)[: len(rows.readout_rows)]

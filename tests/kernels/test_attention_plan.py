@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from d3serve.kernels import prefix_bidir
 from d3serve.kernels.attention_plan import MAX_PIECES, Sizes, count_partials, plan_tiles
 from d3serve.kernels.attention_tiles import LARGE, TileShape, choose_tile
-from d3serve.kernels.segments import Segment
+from d3serve.kernels.segments import AttentionShape, Segment
 
 CPU = torch.device("cpu")
 TILE = TileShape(32, 1, 4, 2, overlap=True)  # blocks of one key, so that short ranges are cut too
@@ -232,19 +232,12 @@ def test_a_device_too_small_is_named():
 
 
 def test_one_padded_launch_serves_short_and_long_states():
-    shape = {
-        "causal": False,
-        "heads": 24,
-        "kv_heads": 4,
-        "head_dim": 256,
-        "dtype": torch.bfloat16,
-        "device": CPU,
-    }
+    shape = AttentionShape(False, 24, 4, 256, torch.bfloat16, CPU)
     short, long = [Segment(0, 150, 0), *questions(4, 100, 150, row=150)], questions(4, 100, 24_576)
-    partials = [prefix_bidir.attention_partials(segments, **shape) for segments in (short, long)]
+    partials = [prefix_bidir.attention_partials(segments, shape) for segments in (short, long)]
     assert partials == [0, 120]
     sizes = Sizes(1_024, 8, max(partials))
-    plans = [prefix_bidir.plan_attention(segments, **shape, sizes=sizes) for segments in (short, long)]
+    plans = [prefix_bidir.plan_attention(segments, shape, sizes=sizes) for segments in (short, long)]
     assert plans[0].launch == plans[1].launch
     with pytest.raises(ValueError, match="5 query heads over 2"):
-        prefix_bidir.plan_attention(short, **(shape | {"heads": 5, "kv_heads": 2}))
+        prefix_bidir.plan_attention(short, shape._replace(heads=5, kv_heads=2))

@@ -49,9 +49,7 @@ def tokens(count, seed):
 
 
 def run(model, rows, causal, bucket=None):
-    inputs = PassInputs.build(
-        rows, model.geometry, causal=causal, device=CPU, dtype=torch.float32, bucket=bucket
-    )
+    inputs = PassInputs.build(rows, model.attention_shape(causal=causal), bucket=bucket)
     with torch.inference_mode():
         return model.forward(inputs)[: len(rows.readout_rows)]
 
@@ -123,9 +121,9 @@ def test_a_pass_of_the_same_bucket_can_be_copied_into_another(kernels):
     )
     bucket = Bucket(64, 2, 4, 0)
     model = backbone()
-    build = {"causal": False, "device": CPU, "dtype": torch.float32, "bucket": bucket}
-    captured = PassInputs.build(first, TINY, **build)
-    captured.copy_(PassInputs.build(second, TINY, **build))
+    shape = model.attention_shape(causal=False)
+    captured = PassInputs.build(first, shape, bucket=bucket)
+    captured.copy_(PassInputs.build(second, shape, bucket=bucket))
     with torch.inference_mode():
         copied = model.forward(captured)[:1]
         plain = run(backbone(), second, causal=False)

@@ -12,7 +12,7 @@ from d3serve.kernels import prefix_bidir, reference
 from d3serve.kernels.attention_plan import Sizes, count_partials, plan_tiles
 from d3serve.kernels.attention_tiles import LARGE, TileShape
 from d3serve.kernels.prefix_bidir import prefix_bidir_attention
-from d3serve.kernels.segments import Segment
+from d3serve.kernels.segments import AttentionShape, Segment
 
 OVERLAPPED = TileShape(32, 16, 4, 2, overlap=True)
 PLAIN = TileShape(16, 16, 4, 2, overlap=False)
@@ -327,9 +327,7 @@ def test_the_reference_agrees_with_the_loop():
 def test_the_served_plan_runs_as_it_is():
     segments = state_and_questions(40, [9, 12])
     q, _, _ = tensors(segments)
-    plan = prefix_bidir.plan_attention(
-        segments, causal=False, heads=6, kv_heads=1, head_dim=32, dtype=q.dtype, device=q.device
-    )
+    plan = prefix_bidir.plan_attention(segments, AttentionShape(False, 6, 1, 32, q.dtype, q.device))
     assert plan.launch.tile == LARGE
     check(segments, plan=plan)
 

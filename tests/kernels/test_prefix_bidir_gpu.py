@@ -6,7 +6,7 @@ import torch
 from d3serve.kernels.attention_plan import MAX_PARTIALS, Sizes, plan_tiles
 from d3serve.kernels.attention_tiles import DENSE_ROWS, LARGE, SMALL
 from d3serve.kernels.prefix_bidir import plan_attention, prefix_bidir_attention
-from d3serve.kernels.segments import Segment
+from d3serve.kernels.segments import AttentionShape, Segment
 
 pytestmark = pytest.mark.gpu
 
@@ -88,16 +88,7 @@ def assert_close(actual, q, k_pool, v_pool, segments, causal=False, rows=slice(N
 
 
 def served(segments, causal=False, dtype=torch.bfloat16, **options):
-    return plan_attention(
-        segments,
-        causal=causal,
-        heads=H,
-        kv_heads=HK,
-        head_dim=D,
-        dtype=dtype,
-        device=torch.device("cuda"),
-        **options,
-    )
+    return plan_attention(segments, AttentionShape(causal, H, HK, D, dtype, torch.device("cuda")), **options)
 
 
 def tiled(segments, causal=False, tile=LARGE):

@@ -73,7 +73,9 @@ def test_the_first_question_token_sees_the_last(outputs):
 
 def test_the_properties_notice_a_causal_mask(outputs, monkeypatch):
     planned = dispatch.plan_attention
-    monkeypatch.setattr(dispatch, "plan_attention", lambda s, **kw: planned(s, **{**kw, "causal": True}))
+    monkeypatch.setattr(
+        dispatch, "plan_attention", lambda s, shape, **kw: planned(s, shape._replace(causal=True), **kw)
+    )
     with pytest.raises(AssertionError):
         test_the_first_state_token_sees_the_last(outputs)
     with pytest.raises(AssertionError):

@@ -99,13 +99,17 @@ def test_bfloat16_decides_as_float32_where_the_margin_is_clear(tiny_checkpoint, 
 
 def _causal_everywhere(monkeypatch):
     planned = dispatch.plan_attention
-    monkeypatch.setattr(dispatch, "plan_attention", lambda s, **kw: planned(s, **{**kw, "causal": True}))
+    monkeypatch.setattr(
+        dispatch, "plan_attention", lambda s, shape, **kw: planned(s, shape._replace(causal=True), **kw)
+    )
 
 
 def _blind_to_state(monkeypatch):
     planned = dispatch.plan_attention
     monkeypatch.setattr(
-        dispatch, "plan_attention", lambda s, **kw: planned([x._replace(prefix_length=0) for x in s], **kw)
+        dispatch,
+        "plan_attention",
+        lambda s, shape, **kw: planned([x._replace(prefix_length=0) for x in s], shape, **kw),
     )
 
 
@@ -113,7 +117,7 @@ def _state_sees_question(monkeypatch):
     """The mask of the other checkpoints: the state's rows also see a question."""
     planned = dispatch.plan_attention
 
-    def leaky(segments, **kwargs):
+    def leaky(segments, shape, **kwargs):
         question = segments[-1]
         states = [
             s._replace(prefix_start=question.own_start, prefix_length=question.length)
@@ -121,7 +125,7 @@ def _state_sees_question(monkeypatch):
             else s
             for s in segments
         ]
-        return planned(states, **kwargs)
+        return planned(states, shape, **kwargs)
 
     monkeypatch.setattr(dispatch, "plan_attention", leaky)
 
@@ -129,10 +133,10 @@ def _state_sees_question(monkeypatch):
 def _questions_see_each_other(monkeypatch):
     planned = dispatch.plan_attention
 
-    def leaky(segments, **kwargs):
+    def leaky(segments, shape, **kwargs):
         asked = [s for s in segments if s.final_slot < 0]
         spread = [s if s.final_slot >= 0 else s._replace(own_start=asked[0].own_start) for s in segments]
-        return planned(spread, **kwargs)
+        return planned(spread, shape, **kwargs)
 
     monkeypatch.setattr(dispatch, "plan_attention", leaky)
 
