@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import time
-from collections import Counter
 
 import pytest
 
@@ -16,7 +15,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 @pytest.mark.timeout(300)
 async def test_forty_kills_in_three_thousand_jobs_lose_nothing(service):
     """Each kill meets a turn that runs, and takes a whole worker or only its child, whichever chance picks."""
-    service.jobs._settings = service.settings.model_copy(update={"max_attempts": 20})
+    # More attempts than kills: a job that was lost goes first, and on a slow machine most kills meet the same one.
+    service.jobs._settings = service.settings.model_copy(update={"max_attempts": 50})
     ids = await service.submit_many(f"state {i % 300}" for i in range(3_000))
     for _ in range(2):
         service.start_worker("question_ms=4", max_batch_questions=16)
@@ -31,7 +31,7 @@ async def test_forty_kills_in_three_thousand_jobs_lose_nothing(service):
             worker.kill()
             service.start_worker("question_ms=4", max_batch_questions=16)
     jobs = await service.finish_all(ids, 200)
-    assert Counter(job.status for job in jobs) == {"succeeded": 3_000}
+    assert [job for job in jobs if job.status != "succeeded"] == []
     assert sum(job.attempt - 1 for job in jobs) >= 20, "the kills hit nobody"
     await service.settled()
     assert await service.finished() == {"succeeded": 3_000}
