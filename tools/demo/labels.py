@@ -264,9 +264,9 @@ def needs_network(package: Package) -> bool | None:
     return False if package.section in CALM else None
 
 
-def properties() -> tuple[Property, ...]:
-    """Every yes/no property."""
-    by_section = [
+def _by_section() -> list[Property]:
+    """What a package's section tells, and whether it needs a network."""
+    return [
         Property(
             ("a game", "a game or something for a game", "for playing games"), True, from_sections(["games"])
         ),
@@ -304,6 +304,10 @@ def properties() -> tuple[Property, ...]:
         ),
         Property(("need a network", "use the network", "need an internet connection"), False, needs_network),
     ]
+
+
+def properties() -> tuple[Property, ...]:
+    """Every yes/no property."""
     by_language = [
         Property(
             (f"for {language} programmers", f"a {language} package", f"about the {language} language"),
@@ -314,7 +318,7 @@ def properties() -> tuple[Property, ...]:
     ]
     tagged = [Property(phrases, True, from_tag(tag)) for tag, phrases in IS_TAGS.items()]
     tagged += [Property(phrases, False, from_tag(tag)) for tag, phrases in DOES_TAGS.items()]
-    return tuple(by_section + by_language + tagged)
+    return tuple(_by_section() + by_language + tagged)
 
 
 def section_words(section: str, wording: int) -> tuple[str, str]:
