@@ -84,12 +84,13 @@ def _prepare_kernel(
         acc += tap[None, :] * tile.to(tl.float32)
     if slot >= 0:  # the first rows of a segment also see the columns of a slot
         base = states + slot.to(tl.int64) * C * (W - 1)
-        for column in tl.static_range(W - 1):
+        for newer in tl.static_range(W - 1):
+            column = W - 2 - newer  # newest first, as above: a cached state then gives the bits of one in the pass
             history = tl.load(base + channels * (W - 1) + column).to(tl.float32)
             for back in tl.static_range(1, W):
                 tap = tl.load(weight + channels * W + (W - 1 - back)).to(tl.float32)
                 sees = back - offs_t - previous_rows == W - 1 - column
-                acc += tl.where(sees[:, None], (tap * history)[None, :], 0.0)
+                acc += tap[None, :] * tl.where(sees[:, None], history[None, :], 0.0)
     acc = acc * tl.sigmoid(acc)
     if block < 2 * HK:
         acc = acc * tl.rsqrt(tl.sum(acc * acc, axis=1) + eps)[:, None]

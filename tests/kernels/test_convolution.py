@@ -73,6 +73,17 @@ def test_question_continues_its_state(state, question, cached, weights, device):
     assert_same(actual, whole_sequence(*tensors, weights))
 
 
+@pytest.mark.parametrize("state", [*SHORT, 16, 17])
+def test_a_cached_state_gives_the_bits_of_one_in_the_pass(state, weights, device):
+    questions = [Segment(state + 5 * i, 5, state + 5 * i, initial_slot=1) for i in range(20)]
+    tensors = projection(state + 100, device)
+    states = new_states(device)
+    read = prepare(tensors, weights, states, [Segment(0, state, 0, final_slot=1), *questions])
+    alone = [question._replace(start=question.start - state) for question in questions]
+    cached = prepare([x[state:] for x in tensors], weights, states, alone)
+    assert all(torch.equal(mine[state:], theirs) for mine, theirs in zip(read, cached, strict=True))
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 16, 17, 18, 19, 33])
 @pytest.mark.parametrize("continued", [False, True])
 def test_final_state_is_the_last_raw_rows(length, continued, weights, device):
