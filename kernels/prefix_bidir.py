@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from d3serve.kernels.attention_cut import cut_segments
 from d3serve.kernels.attention_plan import (
     ITEM_FIELDS,
     MERGE_FIELDS,
     AttentionPlan,
     DenseBlock,
     Sizes,
-    count_partials,
     plan_tiles,
 )
 from d3serve.kernels.attention_tiles import DENSE_ROWS, TileShape, choose_tile, shared_limit
@@ -50,7 +50,7 @@ def _soften(scores, row_sum, row_max, visible, qk_scale, MASKED: tl.constexpr):
 @triton.jit
 def _prefix_bidir_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, lse_ptr,
-    row_ranges_ptr, items_ptr,
+    row_ranges_ptr, edges_ptr, items_ptr,
     stride_q, stride_qh, stride_k, stride_kh, stride_v, stride_vh, stride_o, stride_oh,
     qk_scale,
     k_desc, v_desc,
@@ -58,17 +58,17 @@ def _prefix_bidir_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, kv_head) does item i; see `attention_plan` for the fields."""
-    kv_head = tl.program_id(1)
-    fields = items_ptr + tl.program_id(0) * ITEM_FIELDS
+    """Program i·KV_HEADS + h does item i for key/value head h; see `attention_plan` for the fields."""
+    kv_head = tl.program_id(0) % KV_HEADS
+    fields = items_ptr + tl.program_id(0) // KV_HEADS * ITEM_FIELDS
     first_row = tl.load(fields)
     rows = tl.load(fields + 1)
     if rows == 0:
         return  # of a padded plan
     open_begin = tl.load(fields + 2)
     open_end = tl.load(fields + 3)
-    edge_begin = tl.load(fields + 4)
-    edge_end = tl.load(fields + 5)
+    first_edge = tl.load(fields + 4)
+    edges = tl.load(fields + 5)
     slot = tl.load(fields + 6)
 
     offs_m = tl.arange(0, BLOCK_M)
@@ -110,17 +110,17 @@ def _prefix_bidir_kernel(
             v = v_desc.load([start, kv_head, 0]).reshape(BLOCK_N, BLOCK_D)
             acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
 
-    # The open range's ragged end, then the edge range: keys outside are not even loaded, since a pool
+    # The open range's ragged end, then the edges: keys outside are not even loaded, since a pool
     # row that nobody owns may hold anything, and 0 x NaN is NaN.
     ranges = row_ranges_ptr + 2 * (first_row + in_tile)
     own_begin = tl.load(ranges)
     own_end = tl.load(ranges + 1)
     tails = (open_end > whole_end).to(tl.int32)
-    masked_blocks = tails + (edge_end - edge_begin + BLOCK_N - 1) // BLOCK_N
-    for block in range(masked_blocks):
+    for block in range(tails + edges):
         is_tail = block < tails
-        start = tl.where(is_tail, whole_end, edge_begin + (block - tails) * BLOCK_N)
-        end = tl.where(is_tail, open_end, edge_end)
+        edge = edges_ptr + 2 * (first_edge + block - tails)
+        start = tl.load(edge, mask=block >= tails, other=whole_end)
+        end = tl.load(edge + 1, mask=block >= tails, other=open_end)
         key = start + offs_n
         in_block = tl.minimum(offs_n, end - start - 1)
         k_tile = k_ptr + start.to(tl.int64) * stride_k + kv_head * stride_kh
@@ -221,7 +221,7 @@ def attention_partials(segments: Sequence[Segment], shape: AttentionShape) -> in
         ValueError: as `plan_attention`.
     """
     group = shape.heads // shape.kv_heads
-    return count_partials(segments, causal=shape.causal, group=group, tile=_tile(shape))
+    return cut_segments(segments, causal=shape.causal, group=group, tile=_tile(shape)).partials
 
 
 def _tile(shape: AttentionShape) -> TileShape:
@@ -342,9 +342,9 @@ def _attend_tiles(
     )
     for each in launch.rounds:
         items = plan.items[each.first_item : each.first_item + each.items]
-        _prefix_bidir_kernel[(each.items, HK)](
+        _prefix_bidir_kernel[(each.items * HK,)](
             q, k_pool, v_pool, out, partial, lse,
-            plan.row_ranges, items,
+            plan.row_ranges, plan.edges, items,
             q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), v_pool.stride(0), v_pool.stride(1),
             out.stride(0), out.stride(1),
             softmax_scale * LOG2_E, k_desc, v_desc,

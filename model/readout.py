@@ -23,7 +23,10 @@ from d3serve.schemas import (
 def read_probabilities(
     hidden: Tensor, readout: Tensor, options: Sequence[int], temperatures: Sequence[float]
 ) -> list[list[float]]:
-    """Probabilities of each question's options: softmax over its first codes, in FP32 on the device.
+    """Probabilities of each question's options: softmax over its first codes, on the device.
+
+    Logits are summed in FP64: a library sums in another order for another number of questions, and in
+    FP32 that would show in the seventh digit of an answer.
 
     Args:
         hidden: [N, hidden] normed hidden state of each question's last row.
@@ -37,7 +40,7 @@ def read_probabilities(
     Raises:
         InvalidModelOutput: a probability is not finite, or all are zero.
     """
-    logits = hidden.float() @ readout.T
+    logits = (hidden.double() @ readout.double().T).float()
     device = logits.device
     counts = torch.tensor(options).to(device, non_blocking=True)
     logits = logits / torch.tensor(temperatures, dtype=torch.float32).to(device, non_blocking=True)[:, None]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from d3serve.kernels import prefix_bidir, reference
-from d3serve.kernels.attention_plan import Sizes, count_partials, plan_tiles
+from d3serve.kernels.attention_cut import cut_segments
+from d3serve.kernels.attention_plan import Sizes, plan_tiles
 from d3serve.kernels.attention_tiles import LARGE, TileShape
 from d3serve.kernels.prefix_bidir import prefix_bidir_attention
 from d3serve.kernels.segments import AttentionShape, Segment
@@ -252,28 +253,31 @@ def test_who_hears_of_a_change():
 @pytest.mark.parametrize("tile", [OVERLAPPED, PLAIN], ids=["overlapped", "plain"])
 @pytest.mark.parametrize("prefix", [20, 700])
 def test_a_question_has_the_same_bits_alone_and_in_any_company(prefix, tile):
-    lengths = [6, 1, 23, 6, 11]
-    starts = [sum(lengths[:i]) for i in range(5)]
+    lengths = [5, 1, 23, 5, 11, 1, 1, 3, 1]
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
     crowd = [Segment(s, n, prefix + 10 + s, 3, prefix) for s, n in zip(starts, lengths, strict=True)]
     q, k_pool, v_pool = tensors(crowd)
     among = attend(crowd, q, k_pool, v_pool, tile=tile)
+    items = make_plan(crowd, q, k_pool, tile=tile).items
+    border = torch.tensor(starts)
+    assert ((items[:, :1] < border) & (items[:, :1] + items[:, 1:2] > border)).any(), "questions share a tile"
     for segment in crowd:
         rows = slice(segment.start, segment.start + segment.length)
         alone = [segment._replace(start=2)]
         moved = torch.cat((q[:2], q[rows]))
         assert torch.equal(attend(alone, moved, k_pool, v_pool, tile=tile)[2:], among[rows])
-        partials = count_partials(alone, causal=False, group=6, tile=tile)
+        partials = cut_segments(alone, causal=False, group=6, tile=tile).partials
         padded = attend(alone, moved, k_pool, v_pool, tile=tile, sizes=Sizes(len(moved), 3, partials + 2))
         assert torch.equal(padded[2:], among[rows])
 
 
 def widen_rows(plan):
-    """Every row sees the whole edge range of its tile: of a causal block, what comes after it too."""
+    """Every row sees all edges of its tile: other questions, and of a causal block what comes after it."""
     plan.row_ranges[:, 0], plan.row_ranges[:, 1] = 0, 10**6
 
 
 def drop_own_block(plan):
-    plan.items[:, 5] = plan.items[:, 4]
+    plan.items[:, 5] = 0
 
 
 def drop_prefix(plan):
