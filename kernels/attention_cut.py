@@ -20,10 +20,9 @@ START_BLOCKS = 6
 PIECE_BLOCKS = 64  # in a long prefix
 SHORT_PIECE_BLOCKS = 32  # while there are at most SHORT_PIECES of them
 SHORT_PIECES = 4
-MAX_PIECES = 16
-TAPER = (
-    0.5  # how much shorter the last piece is than the first: short items fill the gaps that long ones leave
-)
+MAX_PIECES = 17
+# Of more than SHORT_PIECES the last has so much of another's length: short items fill the gaps that long ones leave.
+LAST_PIECE = 0.4
 SPLIT_ROWS = 1024  # a longer segment fills the device with whole tiles, and shares none
 
 
@@ -109,13 +108,10 @@ def steps(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def piece_ends(blocks: np.ndarray, pieces: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First and past-the-last open block of piece `index`: sizes fall in even steps, the last by TAPER."""
-
-    def boundary(i: np.ndarray) -> np.ndarray:
-        fall = TAPER * (i - 1) / (2 * np.maximum(pieces - 1, 1))
-        return np.rint(blocks * i / pieces * (1 - fall) / (1 - TAPER / 2 * (pieces > 1))).astype(np.int64)
-
-    return boundary(index), boundary(index + 1)
+    """First and past-the-last open block of piece `index`: all are of one length, but for a short last one."""
+    length = blocks / np.where(pieces > SHORT_PIECES, pieces - 1 + LAST_PIECE, pieces)
+    first, last = (np.rint(np.minimum(i * length, blocks)).astype(np.int64) for i in (index, index + 1))
+    return first, last
 
 
 def _spans(segments: Sequence[Segment]) -> np.ndarray:
@@ -202,4 +198,5 @@ def _tiles(spans: np.ndarray, heads: np.ndarray, causal: bool, tile: TileShape, 
 def _pieces(blocks: np.ndarray) -> np.ndarray:
     """Into how many pieces ranges of so many key blocks are cut."""
     short = np.clip(ceil_div(blocks, SHORT_PIECE_BLOCKS), 1, SHORT_PIECES)
-    return np.clip((blocks + PIECE_BLOCKS // 2) // PIECE_BLOCKS, short, MAX_PIECES)
+    whole = np.clip((blocks + PIECE_BLOCKS // 2) // PIECE_BLOCKS, short, MAX_PIECES - 1)
+    return whole + (whole >= SHORT_PIECES)

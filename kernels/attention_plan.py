@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from d3serve.kernels.attention_cut import MAX_PIECES, Cut, Tiles, cut_segments, piece_ends, steps
+from d3serve.kernels.attention_cut import MAX_PIECES, Tiles, cut_segments, piece_ends, steps
 from d3serve.kernels.attention_tiles import TileShape
 from d3serve.kernels.segments import Segment
 
