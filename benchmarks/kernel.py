@@ -23,7 +23,7 @@ from geometries import GEOMETRY_27B
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from d3serve.kernels.prefix_bidir import plan_attention, prefix_bidir_attention
+from d3serve.kernels.prefix_bidir import cut_attention, plan_attention, prefix_bidir_attention
 from d3serve.kernels.segments import AttentionShape, Segment
 
 G = GEOMETRY_27B
@@ -109,7 +109,7 @@ class Ours:
         self.q = normal(rows, G.heads, G.head_dim)
         self.k_pool, self.v_pool = (normal(pool, G.kv_heads, G.head_dim) for _ in range(2))
         shape = AttentionShape(False, G.heads, G.kv_heads, G.head_dim, torch.bfloat16, self.q.device)
-        self.plan = plan_attention(segments, shape)
+        self.plan = plan_attention(cut_attention(segments, shape), shape)
         self.out = torch.empty_like(self.q)
 
     def run(self) -> None:

@@ -51,12 +51,23 @@ class Tiles(NamedTuple):
         return self.open_blocks(block_n) + self.edges + START_BLOCKS * self.pieces
 
 
+class DenseBlock(NamedTuple):
+    """A long both-ways block without a prefix: a library's dense attention is faster than any tile loop."""
+
+    start: int
+    length: int
+    own_start: int
+
+
 @dataclass(frozen=True)
 class Cut:
-    """The tiles of a pass, and what their rows may see."""
+    """The tiles of a pass, and what their rows may see; `dense` blocks have none."""
 
-    rows: int
+    tile: TileShape
+    group: int
+    dense: tuple[DenseBlock, ...]
     segments: int
+    rows: int  # that q must have at least
     pool_rows: int
     row_ranges: np.ndarray  # [rows, 2]: first and past-the-last own pool row that a query row sees
     edges: np.ndarray  # [blocks, 2]: first and past-the-last pool row of every block of own keys
@@ -68,7 +79,14 @@ class Cut:
         return int(self.tiles.unmerged.sum())
 
 
-def cut_segments(segments: Sequence[Segment], *, causal: bool, group: int, tile: TileShape) -> Cut:
+def cut_segments(
+    segments: Sequence[Segment],
+    *,
+    causal: bool,
+    group: int,
+    tile: TileShape,
+    dense: Sequence[DenseBlock] = (),
+) -> Cut:
     """Cut a pass: questions of one state share tiles where that is less work.
 
     Args:
@@ -76,6 +94,7 @@ def cut_segments(segments: Sequence[Segment], *, causal: bool, group: int, tile:
         causal: whether a row sees its own block only up to itself.
         group: query heads a key/value head.
         tile: see `TileShape`.
+        dense: segments that need no tiles.
 
     Raises:
         ValueError: segments overlap or are out of order, a field is negative, or the group exceeds the tile.
@@ -86,13 +105,17 @@ def cut_segments(segments: Sequence[Segment], *, causal: bool, group: int, tile:
     rows, own_end, prefix_end = (
         int((spans[:, begin] + spans[:, length]).max(initial=0)) for begin, length in ((0, 1), (2, 1), (3, 4))
     )
+    tiled = spans[~np.isin(spans[:, 0], [block.start for block in dense])]
     return Cut(
-        rows=rows,
+        tile=tile,
+        group=group,
+        dense=tuple(dense),
         segments=len(spans),
+        rows=rows,
         pool_rows=max(own_end, prefix_end),
-        row_ranges=_row_ranges(spans, rows, causal),
-        edges=_edges(spans, tile.block_n),
-        tiles=_shared_tiles(spans, causal, tile, tile.block_m // group),
+        row_ranges=_row_ranges(tiled, rows, causal),
+        edges=_edges(tiled, tile.block_n),
+        tiles=_shared_tiles(tiled, causal, tile, tile.block_m // group),
     )
 
 

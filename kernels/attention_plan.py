@@ -7,7 +7,6 @@ questions or the diagonal of a causal block. An **item** is a tile over a piece 
 its edges, and a **merge** joins the pieces of one tile. `attention_cut` decides on tiles and pieces.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from d3serve.kernels.attention_cut import MAX_PIECES, Tiles, cut_segments, piece_ends, steps
+from d3serve.kernels.attention_cut import MAX_PIECES, Cut, DenseBlock, Tiles, piece_ends, steps
 from d3serve.kernels.attention_tiles import TileShape
-from d3serve.kernels.segments import Segment
 
 ITEM_FIELDS = 8  # row, rows, open begin, open end, first edge, edges, partial slot (-1: none), unused
 MERGE_FIELDS = 4  # row, rows, first partial slot, pieces
@@ -58,14 +56,6 @@ class Launch(NamedTuple):
         return sum(each.merges for each in self.rounds)
 
 
-class DenseBlock(NamedTuple):
-    """A long both-ways block without a prefix: a library's dense attention is faster than any tile loop."""
-
-    start: int
-    length: int
-    own_start: int
-
-
 @dataclass(frozen=True)
 class AttentionPlan:
     """Work lists of one pass, for every layer of it. `dense` blocks are not in the lists."""
@@ -91,44 +81,39 @@ class Sizes(NamedTuple):
 
 
 def plan_tiles(
-    segments: Sequence[Segment],
+    cut: Cut,
     *,
-    causal: bool,
-    group: int,
     kv_heads: int,
-    tile: TileShape,
     device: torch.device,
     sizes: Sizes | None = None,
     max_partials: int = MAX_PARTIALS,
 ) -> AttentionPlan:
-    """The work lists of `segments` for one tile shape, on `device`.
+    """The work lists of a cut pass, on `device`.
 
     Args:
-        segments: in order of their rows, which do not overlap; empty ones are skipped.
-        causal: whether a row sees its own block only up to itself.
-        group: query heads a key/value head.
+        cut: from `cut_segments`.
         kv_heads: HK; every head follows the same lists.
-        tile: see `TileShape`.
         device: where the lists go, in one copy.
         sizes: pad every list to what so much can need: `launch` then depends on them alone.
         max_partials: unmerged results that may wait for their merge at a time.
 
     Raises:
-        ValueError: segments overlap or are out of order, a field is negative, or `sizes` are too small.
+        ValueError: `sizes` are too small, or a block is dense, which has no padded form.
     """
-    cut = cut_segments(segments, causal=causal, group=group, tile=tile)
     if sizes is not None:
         if cut.rows > sizes.rows or cut.segments > sizes.segments or cut.partials > sizes.partials:
             raise ValueError(
                 f"{cut.rows} rows in {cut.segments} segments with {cut.partials} partials exceed {sizes}"
             )
+        if cut.dense:
+            raise ValueError(f"a padded plan cannot hold the dense block {cut.dense[0]}")
         max_partials = cut.partials + MAX_PIECES + 1  # one round
-    items, merges, rounds = _lists(cut.tiles, tile.block_n, max_partials - MAX_PIECES)
-    launch = Launch(tile, cut.rows, len(cut.edges), min(cut.partials, max_partials), rounds)
+    items, merges, rounds = _lists(cut.tiles, cut.tile.block_n, max_partials - MAX_PIECES)
+    launch = Launch(cut.tile, cut.rows, len(cut.edges), min(cut.partials, max_partials), rounds)
     if sizes is not None:
-        launch = _capacity(tile, group, sizes)
+        launch = _capacity(cut.tile, cut.group, sizes)
     table, views = _upload((cut.row_ranges, cut.edges, items, merges), launch, device)
-    return AttentionPlan(launch, kv_heads, launch.rows, cut.pool_rows, (), table, *views)
+    return AttentionPlan(launch, kv_heads, launch.rows, cut.pool_rows, cut.dense, table, *views)
 
 
 def _lists(

@@ -25,23 +25,20 @@ def _fast(name: str, device: torch.device) -> Any:
     return import_module(f"d3serve.kernels.{name}") if device.type == "cuda" else reference
 
 
-def plan_attention(
-    segments: Sequence[Segment], shape: AttentionShape, *, sizes: AttentionSizes | None = None
-) -> Any:
-    """Prepare the full-attention layers of a pass; the result is opaque outside the kernels.
+def cut_attention(segments: Sequence[Segment], shape: AttentionShape) -> Any:
+    """Decide how the full-attention layers of a pass are cut.
+
+    `partials` of the result is what the sizes of a padded plan must have room for; it is opaque otherwise.
+    """
+    return _fast("prefix_bidir", shape.device).cut_attention(segments, shape)
+
+
+def plan_attention(cut: Any, shape: AttentionShape, *, sizes: AttentionSizes | None = None) -> Any:
+    """Prepare the full-attention layers of a cut pass; opaque outside the kernels.
 
     `sizes` pad a plan for the GPU, so that what is launched does not depend on its contents.
     """
-    module = _fast("prefix_bidir", shape.device)
-    if module is reference:
-        return reference.Plan(tuple(segments), shape.causal)
-    return module.plan_attention(segments, shape, sizes=sizes)
-
-
-def attention_partials(segments: Sequence[Segment], shape: AttentionShape) -> int:
-    """How many `partials` a padded plan of these segments must have room for, on a GPU."""
-    count: int = _fast("prefix_bidir", shape.device).attention_partials(segments, shape)
-    return count
+    return _fast("prefix_bidir", shape.device).plan_attention(cut, shape, sizes=sizes)
 
 
 def plan_recurrence(
@@ -51,10 +48,7 @@ def plan_recurrence(
 
     `sizes` pads a plan for the GPU.
     """
-    module = _fast("recurrence_plan", device)
-    if module is reference:
-        return reference.Plan(tuple(segments))
-    return module.plan_recurrence(segments, device=device, sizes=sizes)
+    return _fast("recurrence_plan", device).plan_recurrence(segments, device=device, sizes=sizes)
 
 
 def prefix_bidir_attention(

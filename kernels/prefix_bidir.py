@@ -7,7 +7,6 @@ No mask tensor is ever built: `attention_plan` says which keys need a look at th
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +16,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from d3serve.kernels.attention_cut import cut_segments
-from d3serve.kernels.attention_plan import (
-    ITEM_FIELDS,
-    MERGE_FIELDS,
-    AttentionPlan,
-    DenseBlock,
-    Sizes,
-    plan_tiles,
-)
+from d3serve.kernels.attention_cut import Cut, DenseBlock, cut_segments
+from d3serve.kernels.attention_plan import ITEM_FIELDS, MERGE_FIELDS, AttentionPlan, Sizes, plan_tiles
 from d3serve.kernels.attention_tiles import DENSE_ROWS, TileShape, choose_tile, shared_limit
 from d3serve.kernels.segments import AttentionShape, Segment
 
@@ -186,42 +178,34 @@ def _merge_kernel(
     tl.store(out_ptr + o_offset[:, None] + offs_d[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def plan_attention(
-    segments: Sequence[Segment], shape: AttentionShape, *, sizes: Sizes | None = None
-) -> AttentionPlan:
-    """Plan one pass: made once, used by every layer.
+def cut_attention(segments: Sequence[Segment], shape: AttentionShape) -> Cut:
+    """Cut one pass into tiles, but for the blocks that a library does.
 
-    A segment is planned alike in any pass and on every device of a kind, so neither company nor another worker
-    changes a bit of its rows. `sizes` pad the plan for a CUDA graph: `launch` then depends on them alone.
+    A segment's sums are taken alike in any pass and on every device of a kind, so neither company nor another
+    worker changes a bit of its rows.
 
     Raises:
         ValueError: H is no multiple of HK, D is not 16 to 256, no tile fits the device, or the segments overlap
             or are out of order.
     """
-    dense = () if shape.causal or sizes is not None else _dense_blocks(segments, shape)
-    elsewhere = {block.start for block in dense}
-    plan = plan_tiles(
-        [segment for segment in segments if segment.start not in elsewhere],
+    return cut_segments(
+        segments,
         causal=shape.causal,
         group=shape.heads // shape.kv_heads,
-        kv_heads=shape.kv_heads,
         tile=_tile(shape),
-        device=shape.device,
-        sizes=sizes,
+        dense=() if shape.causal else _dense_blocks(segments, shape),
     )
-    rows = max((plan.rows, *(block.start + block.length for block in dense)))
-    pool_rows = max((plan.pool_rows, *(block.own_start + block.length for block in dense)))
-    return replace(plan, dense=dense, rows=rows, pool_rows=pool_rows)
 
 
-def attention_partials(segments: Sequence[Segment], shape: AttentionShape) -> int:
-    """How many `partials` a padded plan of these segments needs.
+def plan_attention(cut: Cut, shape: AttentionShape, *, sizes: Sizes | None = None) -> AttentionPlan:
+    """Plan a pass: made once, used by every layer.
+
+    `sizes` pad the plan for a CUDA graph: `launch` then depends on them alone.
 
     Raises:
-        ValueError: as `plan_attention`.
+        ValueError: the pass does not fit `sizes`.
     """
-    group = shape.heads // shape.kv_heads
-    return cut_segments(segments, causal=shape.causal, group=group, tile=_tile(shape)).partials
+    return plan_tiles(cut, kv_heads=shape.kv_heads, device=shape.device, sizes=sizes)
 
 
 def _tile(shape: AttentionShape) -> TileShape:

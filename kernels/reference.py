@@ -5,7 +5,7 @@ come back in the type of the first argument. Nothing here is fast on purpose: a 
 check each function against its formula by eye.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from d3serve.kernels.matrix import Float8Matrix, Float8Rows, Rows, quantize_rows
-from d3serve.kernels.segments import Segment
+from d3serve.kernels.segments import AttentionShape, Segment
 
 QUERY_ROWS = 1024  # rows of one attention step: bounds its score matrix on long states
 CHUNK = 64  # tokens of one step of the gated delta rule
@@ -25,6 +25,26 @@ class Plan(NamedTuple):
 
     segments: tuple[Segment, ...]
     causal: bool = False
+
+    @property
+    def partials(self) -> int:
+        """Nothing is cut, so nothing waits to be merged."""
+        return 0
+
+
+def cut_attention(segments: Sequence[Segment], shape: AttentionShape) -> Plan:
+    """Leave the segments as they are."""
+    return Plan(tuple(segments), shape.causal)
+
+
+def plan_attention(cut: Plan, shape: AttentionShape, *, sizes: object = None) -> Plan:  # noqa: ARG001 - as the kernels'
+    """Leave the plan as it is; nothing here is padded."""
+    return cut
+
+
+def plan_recurrence(segments: Sequence[Segment], *, device: torch.device, sizes: object = None) -> Plan:  # noqa: ARG001 - as the kernels'
+    """Leave the segments as they are."""
+    return Plan(tuple(segments))
 
 
 def prefix_bidir_attention(

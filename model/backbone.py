@@ -70,14 +70,18 @@ class PassInputs:
     recurrence: Any
 
     @classmethod
-    def build(cls, rows: PassRows, shape: AttentionShape, *, bucket: Bucket | None = None) -> Self:
-        """Copy a planned pass to the device, padded to `bucket` if given, and let the kernels plan theirs."""
+    def build(cls, rows: PassRows, cut: Any, shape: AttentionShape, *, bucket: Bucket | None = None) -> Self:
+        """Copy a planned pass to the device, padded to `bucket` if given, and let the kernels plan theirs.
+
+        `cut` is what `dispatch.cut_attention` made of its segments.
+        """
         if bucket is not None:
             rows = bucket.pad(rows)
         sizes = bucket.attention if bucket else None
-        attention = question_attention = dispatch.plan_attention(rows.segments, shape, sizes=sizes)
+        attention = question_attention = dispatch.plan_attention(cut, shape, sizes=sizes)
         if rows.state_rows:
-            question_attention = dispatch.plan_attention(rows.question_segments, shape, sizes=sizes)
+            questions = dispatch.cut_attention(rows.question_segments, shape)
+            question_attention = dispatch.plan_attention(questions, shape, sizes=sizes)
         arrays = (rows.tokens, rows.positions, rows.slot_mapping, rows.readout_rows - rows.state_rows)
         tokens, positions, slot_mapping, readout_rows = (
             torch.from_numpy(each).to(shape.device) for each in arrays

@@ -231,10 +231,9 @@ class DecisionEngine:
 
     def _hidden(self, rows: PassRows) -> torch.Tensor:
         """Run a planned pass, as a CUDA graph if it is small; hidden states of its readout rows."""
-        bucket = None
-        if self._graphs is not None:
-            bucket = Bucket.of(rows, dispatch.attention_partials(rows.segments, self._shape))
-        inputs = PassInputs.build(rows, self._shape, bucket=bucket)
+        cut = dispatch.cut_attention(rows.segments, self._shape)
+        bucket = Bucket.of(rows, cut.partials) if self._graphs is not None else None
+        inputs = PassInputs.build(rows, cut, self._shape, bucket=bucket)
         if self._graphs is None or bucket is None:
             return self.backbone.forward(inputs)
         return self._graphs.forward(bucket, inputs)[: len(rows.readout_rows)]

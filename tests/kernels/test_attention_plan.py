@@ -17,7 +17,8 @@ TILE = TileShape(32, 1, 4, 2, overlap=True)  # blocks of one key, so that short 
 
 
 def plan(segments, *, causal=False, group=6, tile=TILE, **options):
-    return plan_tiles(segments, causal=causal, group=group, kv_heads=2, tile=tile, device=CPU, **options)
+    cut = cut_segments(segments, causal=causal, group=group, tile=tile)
+    return plan_tiles(cut, kv_heads=2, device=CPU, **options)
 
 
 def questions(count, length, prefix, *, row=0, pool=1000):
@@ -264,10 +265,11 @@ def test_a_device_too_small_is_named():
 def test_one_padded_launch_serves_short_and_long_states():
     shape = AttentionShape(False, 24, 4, 256, torch.bfloat16, CPU)
     short, long = [Segment(0, 150, 0), *questions(4, 100, 150, row=150)], questions(4, 100, 24_576)
-    partials = [prefix_bidir.attention_partials(segments, shape) for segments in (short, long)]
+    cuts = [prefix_bidir.cut_attention(segments, shape) for segments in (short, long)]
+    partials = [cut.partials for cut in cuts]
     assert partials == [0, 140]
     sizes = Sizes(1_024, 8, max(partials))
-    plans = [prefix_bidir.plan_attention(segments, shape, sizes=sizes) for segments in (short, long)]
+    plans = [prefix_bidir.plan_attention(cut, shape, sizes=sizes) for cut in cuts]
     assert plans[0].launch == plans[1].launch
     with pytest.raises(ValueError, match="5 query heads over 2"):
-        prefix_bidir.plan_attention(short, shape._replace(heads=5, kv_heads=2))
+        prefix_bidir.cut_attention(short, shape._replace(heads=5, kv_heads=2))

@@ -48,8 +48,13 @@ def tokens(count, seed):
     return np.random.default_rng(seed).integers(0, TINY.vocab_size, count).astype(np.int32)
 
 
+def build(model, rows, *, causal, bucket=None):
+    shape = model.attention_shape(causal=causal)
+    return PassInputs.build(rows, dispatch.cut_attention(rows.segments, shape), shape, bucket=bucket)
+
+
 def run(model, rows, causal, bucket=None):
-    inputs = PassInputs.build(rows, model.attention_shape(causal=causal), bucket=bucket)
+    inputs = build(model, rows, causal=causal, bucket=bucket)
     with torch.inference_mode():
         return model.forward(inputs)[: len(rows.readout_rows)]
 
@@ -121,9 +126,8 @@ def test_a_pass_of_the_same_bucket_can_be_copied_into_another(kernels):
     )
     bucket = Bucket(64, 2, 4, 0)
     model = backbone()
-    shape = model.attention_shape(causal=False)
-    captured = PassInputs.build(first, shape, bucket=bucket)
-    captured.copy_(PassInputs.build(second, shape, bucket=bucket))
+    captured = build(model, first, causal=False, bucket=bucket)
+    captured.copy_(build(model, second, causal=False, bucket=bucket))
     with torch.inference_mode():
         copied = model.forward(captured)[:1]
         plain = run(backbone(), second, causal=False)

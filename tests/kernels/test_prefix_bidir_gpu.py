@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from d3serve.kernels.attention_cut import cut_segments
 from d3serve.kernels.attention_plan import MAX_PARTIALS, Sizes, plan_tiles
 from d3serve.kernels.attention_tiles import DENSE_ROWS, LARGE, SMALL
-from d3serve.kernels.prefix_bidir import plan_attention, prefix_bidir_attention
+from d3serve.kernels.prefix_bidir import cut_attention, plan_attention, prefix_bidir_attention
 from d3serve.kernels.segments import AttentionShape, Segment
 
 pytestmark = pytest.mark.gpu
@@ -88,13 +89,13 @@ def assert_close(actual, q, k_pool, v_pool, segments, causal=False, rows=slice(N
 
 
 def served(segments, causal=False, dtype=torch.bfloat16, **options):
-    return plan_attention(segments, AttentionShape(causal, H, HK, D, dtype, torch.device("cuda")), **options)
+    shape = AttentionShape(causal, H, HK, D, dtype, torch.device("cuda"))
+    return plan_attention(cut_attention(segments, shape), shape, **options)
 
 
 def tiled(segments, causal=False, tile=LARGE):
-    return plan_tiles(
-        segments, causal=causal, group=H // HK, kv_heads=HK, tile=tile, device=torch.device("cuda")
-    )
+    cut = cut_segments(segments, causal=causal, group=H // HK, tile=tile)
+    return plan_tiles(cut, kv_heads=HK, device=torch.device("cuda"))
 
 
 PASSES = {

@@ -72,10 +72,8 @@ def test_the_first_question_token_sees_the_last(outputs):
 
 
 def test_the_properties_notice_a_causal_mask(outputs, monkeypatch):
-    planned = dispatch.plan_attention
-    monkeypatch.setattr(
-        dispatch, "plan_attention", lambda s, shape, **kw: planned(s, shape._replace(causal=True), **kw)
-    )
+    cut = dispatch.cut_attention
+    monkeypatch.setattr(dispatch, "cut_attention", lambda s, shape: cut(s, shape._replace(causal=True)))
     with pytest.raises(AssertionError):
         test_the_first_state_token_sees_the_last(outputs)
     with pytest.raises(AssertionError):

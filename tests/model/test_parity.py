@@ -98,26 +98,24 @@ def test_bfloat16_decides_as_float32_where_the_margin_is_clear(tiny_checkpoint, 
 
 
 def _causal_everywhere(monkeypatch):
-    planned = dispatch.plan_attention
-    monkeypatch.setattr(
-        dispatch, "plan_attention", lambda s, shape, **kw: planned(s, shape._replace(causal=True), **kw)
-    )
+    cut = dispatch.cut_attention
+    monkeypatch.setattr(dispatch, "cut_attention", lambda s, shape: cut(s, shape._replace(causal=True)))
 
 
 def _blind_to_state(monkeypatch):
-    planned = dispatch.plan_attention
+    cut = dispatch.cut_attention
     monkeypatch.setattr(
         dispatch,
-        "plan_attention",
-        lambda s, shape, **kw: planned([x._replace(prefix_length=0) for x in s], shape, **kw),
+        "cut_attention",
+        lambda s, shape: cut([x._replace(prefix_length=0) for x in s], shape),
     )
 
 
 def _state_sees_question(monkeypatch):
     """The mask of the other checkpoints: the state's rows also see a question."""
-    planned = dispatch.plan_attention
+    cut = dispatch.cut_attention
 
-    def leaky(segments, shape, **kwargs):
+    def leaky(segments, shape):
         question = segments[-1]
         states = [
             s._replace(prefix_start=question.own_start, prefix_length=question.length)
@@ -125,20 +123,20 @@ def _state_sees_question(monkeypatch):
             else s
             for s in segments
         ]
-        return planned(states, shape, **kwargs)
+        return cut(states, shape)
 
-    monkeypatch.setattr(dispatch, "plan_attention", leaky)
+    monkeypatch.setattr(dispatch, "cut_attention", leaky)
 
 
 def _questions_see_each_other(monkeypatch):
-    planned = dispatch.plan_attention
+    cut = dispatch.cut_attention
 
-    def leaky(segments, shape, **kwargs):
+    def leaky(segments, shape):
         asked = [s for s in segments if s.final_slot < 0]
         spread = [s if s.final_slot >= 0 else s._replace(own_start=asked[0].own_start) for s in segments]
-        return planned(spread, shape, **kwargs)
+        return cut(spread, shape)
 
-    monkeypatch.setattr(dispatch, "plan_attention", leaky)
+    monkeypatch.setattr(dispatch, "cut_attention", leaky)
 
 
 def _forgotten_conv_state(monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from d3serve.kernels.attention_tiles import DENSE_ROWS
-from d3serve.kernels.prefix_bidir import attention_partials
+from d3serve.kernels.prefix_bidir import cut_attention
 from d3serve.kernels.segments import AttentionShape, Segment
 from d3serve.model.engine import WARM_UP_ROWS, DecisionEngine, _rehearsal
 from d3serve.model.state_cache import CacheStats
@@ -26,7 +26,7 @@ def test_rehearsed_questions_have_pieces_to_merge(rows):
     state = len(job.state)
     questions = [Segment(0, len(block), state, 0, state) for block in job.blocks[:1]]
     shape = AttentionShape(False, 24, 4, 256, torch.bfloat16, torch.device("cpu"))
-    assert attention_partials(questions, shape) > 0
+    assert cut_attention(questions, shape).partials > 0
 
 
 def test_a_rehearsed_state_takes_the_dense_attention():
