@@ -269,11 +269,15 @@ def measure(bench: Bench, row: Row, *, peers: bool, profile: bool, floors: bool)
         torch.cuda.empty_cache()
     if floors:
         result |= floor_ms(row, bench.weights, bench.geometry)
-    if peers and row.jobs == 1 and not row.cached and row.tokens < LONG_PASS:
+    if peers and row.jobs == 1 and not row.cached:
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
         result["state_once_ms"] = peer_ms(bench, row, bench.peer.state_once)
         if row.state < ceilings.LONG:
             result["one_by_one_ms"] = peer_ms(bench, row, bench.peer.whole_prompts)
             result["one_batch_ms"] = peer_ms(bench, row, bench.peer.whole_prompts_batched)
+        if on_gpu:
+            result["peer_peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
     return {**result, "measured_in_s": time.perf_counter() - began}
 
 
