@@ -152,6 +152,19 @@ def peer_ms(bench: Bench, row: Row, run: Callable[[torch.Tensor, list[torch.Tens
     return median(times[1:] or times)
 
 
+def peers_ms(bench: Bench, row: Row) -> dict[str, float]:
+    """Transformers on a row: the state once, and where that does not take minutes, a prompt a question."""
+    if bench.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    times = {"state_once_ms": peer_ms(bench, row, bench.peer.state_once)}
+    if row.state < ceilings.LONG:
+        times["one_by_one_ms"] = peer_ms(bench, row, bench.peer.whole_prompts)
+        times["one_batch_ms"] = peer_ms(bench, row, bench.peer.whole_prompts_batched)
+    if bench.device.type == "cuda":
+        times["peer_peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    return times
+
+
 def synchronize(device: torch.device) -> None:
     """Wait for the device, if it is one that works on its own."""
     if device.type == "cuda":
@@ -270,14 +283,7 @@ def measure(bench: Bench, row: Row, *, peers: bool, profile: bool, floors: bool)
     if floors:
         result |= floor_ms(row, bench.weights, bench.geometry)
     if peers and row.jobs == 1 and not row.cached:
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-        result["state_once_ms"] = peer_ms(bench, row, bench.peer.state_once)
-        if row.state < ceilings.LONG:
-            result["one_by_one_ms"] = peer_ms(bench, row, bench.peer.whole_prompts)
-            result["one_batch_ms"] = peer_ms(bench, row, bench.peer.whole_prompts_batched)
-        if on_gpu:
-            result["peer_peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        result |= peers_ms(bench, row)
     return {**result, "measured_in_s": time.perf_counter() - began}
 
 
