@@ -2,7 +2,7 @@
 
 Chosen once by measurement and never at serving time, so that two workers give the same numbers. The figures are
 for width 256 in BF16 with 6 query heads a key/value head on an H200;
-docs/records/2026-11-29-kernel-prefix-bidir.md has the table.
+docs/records/2026-11-29-kernel-prefix-bidir.md has the tables.
 """
 
 from typing import NamedTuple
