@@ -138,9 +138,7 @@ def _lists(
         ),
         axis=1,
     )
-    longest_first = np.lexsort(
-        (first - last - edges, round_of[t])
-    )  # the device starts an item whenever one ends
+    longest_first = np.lexsort((first - last - edges, round_of[t]))  # an item starts whenever one ends
     merges = np.stack((tiles.row, tiles.rows, first_slot, tiles.pieces), axis=1)[is_split]
     rounds, item, merge = [], 0, 0
     for each in range(int(round_of.max(initial=-1)) + 1):

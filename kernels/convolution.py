@@ -84,10 +84,10 @@ def _prepare_kernel(
         acc += tap[None, :] * tile.to(tl.float32)
     if slot >= 0:  # the first rows of a segment also see the columns of a slot
         base = states + slot.to(tl.int64) * C * (W - 1)
-        for newer in tl.static_range(W - 1):
-            column = (
-                W - 2 - newer
-            )  # newest first, as above: a cached state then gives the bits of one in the pass
+        for newer in tl.static_range(
+            W - 1
+        ):  # newest first, as above: cached or read, a row has the same bits
+            column = W - 2 - newer
             history = tl.load(base + channels * (W - 1) + column).to(tl.float32)
             for back in tl.static_range(1, W):
                 tap = tl.load(weight + channels * W + (W - 1 - back)).to(tl.float32)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from d3serve.kernels import prefix_bidir
-from d3serve.kernels.attention_cut import MAX_PIECES, SPLIT_ROWS, cut_segments
+from d3serve.kernels.attention_cut import MAX_PIECES, SPLIT_ROWS, DenseBlock, cut_segments
 from d3serve.kernels.attention_plan import Sizes, plan_tiles
 from d3serve.kernels.attention_tiles import LARGE, TileShape, choose_tile
 from d3serve.kernels.segments import AttentionShape, Segment
@@ -53,7 +53,7 @@ def passes(draw):
     lengths = st.integers(0, 40)
     segments, row, pool = [], draw(st.integers(0, 3)), draw(st.integers(0, 5))
     states = []
-    for length in draw(st.lists(lengths, max_size=4)):
+    for length in draw(st.lists(lengths | st.integers(60, 300), max_size=4)):
         segments.append(Segment(row, length, pool))
         states.append((pool, length))
         row, pool = row + length, pool + length + draw(st.integers(0, 2))
@@ -97,19 +97,22 @@ def test_the_pieces_of_a_tile_take_slots_in_a_row_of_one_round_and_are_merged_on
         assert sorted(merged) == sorted(owner)
 
 
-@given(passes(), st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_a_padded_plan_has_fixed_sizes_and_does_the_same_work(segments, causal):
-    sizes = Sizes(1_200, 40, cut_segments(segments, causal=causal, group=6, tile=TILE).partials + 3)
-    exact, padded = plan(segments, causal=causal), plan(segments, causal=causal, sizes=sizes)
-    assert padded.launch == plan([], sizes=sizes).launch
-    assert padded.table.shape == plan([], sizes=sizes).table.shape
+@given(passes(), st.booleans(), st.sampled_from((0, 3)), st.sampled_from((1, 16)))
+@settings(max_examples=100, deadline=None)
+def test_a_padded_plan_has_fixed_sizes_and_does_the_same_work(segments, causal, more, block_n):
+    tile = TILE._replace(block_n=block_n)
+    cut = cut_segments(segments, causal=causal, group=6, tile=tile)
+    sizes = Sizes(cut.rows + more, cut.segments + more, cut.partials + more)
+    exact = plan(segments, causal=causal, tile=tile)
+    padded = plan(segments, causal=causal, tile=tile, sizes=sizes)
+    assert padded.launch == plan([], tile=tile, sizes=sizes).launch
+    assert padded.table.shape == plan([], tile=tile, sizes=sizes).table.shape
     assert len(padded.launch.rounds) == 1
     rows, pool_rows = exact.launch.rows, max(exact.pool_rows, 1)
     met = visits(padded, pool_rows)
     np.testing.assert_array_equal(met[:rows], visits(exact, pool_rows))
     assert not met[rows:].any()
-    assert padded.items.numpy()[:, 6].max() < padded.launch.partials
+    assert padded.items.numpy()[:, 6].max(initial=-1) < max(padded.launch.partials, 1)
     extra = padded.merges.numpy()[exact.launch.merges :]
     assert not extra.any(), "a padded merge has no rows and no pieces"
 
@@ -188,8 +191,8 @@ def test_short_questions_of_one_state_share_tiles():
 
 
 def test_questions_share_no_tile_where_it_saves_nothing():
-    items = plan(questions(4, 63, 64), tile=LARGE).items.numpy()
-    assert (items[:, 1] == 21).all()
+    items = plan([Segment(0, 19, 900, 0, 64), Segment(19, 42, 919, 0, 64)], tile=LARGE).items.numpy()
+    assert sorted(items[:, 1]) == [19, 21, 21]
     assert (items[:, 5] == 1).all()
 
 
@@ -199,12 +202,18 @@ def test_questions_share_no_tile_where_it_saves_nothing():
         Segment(6, 5, 1_005, 0, 150),  # a row between
         Segment(5, 5, 1_005, 0, 149),
         Segment(5, 5, 1_005, 1, 150),
-        Segment(5, SPLIT_ROWS + 1, 1_005, 0, 150),
     ],
 )
 def test_only_neighbours_on_one_state_share_a_tile(second):
     items = plan([Segment(0, 5, 1_000, 0, 150), second], tile=LARGE).items.numpy()
     assert sorted(items[items[:, 0] < 6, 1])[0] == 5
+
+
+def test_a_question_too_long_to_be_split_shares_no_tile_with_one_that_is():
+    short, long = Segment(0, 3, 9_000, 0, 6_400), Segment(3, SPLIT_ROWS + 2, 9_003, 0, 6_400)
+    both = plan([short, long], tile=LARGE)
+    for segment in (short, long):
+        assert orders(both, segment) == orders(plan([segment], tile=LARGE), segment)
 
 
 def test_a_both_ways_block_without_a_prefix_needs_no_edge():
@@ -246,6 +255,9 @@ def test_too_small_sizes_and_too_large_groups_are_refused():
         plan(questions(3, 5, 10), sizes=Sizes(64, 2, 99))
     with pytest.raises(ValueError, match="with 2 partials"):
         plan(questions(1, 5, 40), sizes=Sizes(64, 2, 1))
+    dense = cut_segments([Segment(0, 9, 0)], causal=False, group=6, tile=TILE, dense=[DenseBlock(0, 9, 0)])
+    with pytest.raises(ValueError, match="dense block"):
+        plan_tiles(dense, kv_heads=2, device=CPU, sizes=Sizes(64, 2, 1))
     with pytest.raises(ValueError, match="group of 33"):
         plan([Segment(0, 1, 0)], group=33)
 

@@ -27,6 +27,14 @@ def test_the_readout_is_float32_whatever_the_backbone_is():
     assert coarse == pytest.approx(expected.tolist(), abs=1e-6)
 
 
+def test_the_number_of_questions_changes_no_digit():
+    hidden = torch.randn(64, 2_048, generator=torch.Generator().manual_seed(0)).bfloat16()
+    readout = torch.randn(255, 2_048, generator=torch.Generator().manual_seed(1)) / 45
+    among = read_probabilities(hidden, readout, [255] * 64, [1.0] * 64)
+    alone = [read_probabilities(row[None], readout, [255], [1.0])[0] for row in hidden]
+    assert alone == among
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_numbers_that_are_no_probabilities_are_refused(value):
     with pytest.raises(InvalidModelOutput):
