@@ -21,6 +21,7 @@ from d3serve.model.graphs import GraphCache
 from d3serve.model.host_tier import HostTier
 from d3serve.model.hub import Package, locate
 from d3serve.model.memory import LONGEST_PASS, MemoryPlan, divide_pools, plan_memory
+from d3serve.model.placement import Device, Dtype, place
 from d3serve.model.plan import PassRows, plan_rows
 from d3serve.model.prompt import Prompts, Tokens, build_prompts
 from d3serve.model.random_weights import random_weights
@@ -84,8 +85,8 @@ class DecisionEngine:
         model: str,
         *,
         revision: str | None = None,
-        device: str | None = None,
-        dtype: str | None = None,
+        device: Device | None = None,
+        dtype: Dtype | None = None,
         state_cache_bytes: int | None = None,
         state_cache_host_bytes: int = 0,
         special_tokens_in_text: SpecialTokens = "plain",
@@ -109,9 +110,9 @@ class DecisionEngine:
 
         Raises:
             InvalidCheckpoint: the package is incomplete, inconsistent, of an unknown kind, or too large here.
-            InvalidSettings: there is no GPU where one is asked for.
+            InvalidSettings: a value is unknown, or asks for a GPU, FP8 products or memory that is not there.
         """
-        where, kind = _placement(device, dtype)
+        where, kind = place(device, dtype, quantization)
         package = locate(model, revision, with_code=trust_remote_code)
         folder = package.folder
         config, geometry = load_decision_config(folder, any_layout=trust_remote_code), load_geometry(folder)
@@ -155,7 +156,7 @@ class DecisionEngine:
             max_tokens: longest prompt, within the model's own limit; None means the validated length.
 
         Raises:
-            InvalidRequest: there is no question, or the state is no Unicode text.
+            InvalidRequest: there is no question, or the state is no JSON or no Unicode text.
             InvalidQuestion: a question cannot be rendered; `field` names it.
             MaxTokensExceeded: a prompt is too long; `field` names its question. Nothing is ever truncated.
         """
@@ -163,7 +164,7 @@ class DecisionEngine:
             raise InvalidRequest("a job needs at least one question", field="questions")
         prompts = self._prompts(state, questions)
         states = prompts.own_states or (prompts.state,) * len(questions)
-        limit = min(max_tokens or self.info.validated_length, self.info.max_length)
+        limit = min(self.info.validated_length if max_tokens is None else max_tokens, self.info.max_length)
         for name, lead, block in zip(questions, states, prompts.questions, strict=True):
             length = len(lead) + len(block)
             if length > limit:
@@ -257,8 +258,8 @@ class DecisionEngine:
         self.cache.stats = CacheStats()
 
     def _rehearse(self, rows: int, questions: int, *, read_state: bool) -> None:
-        """Decide a made-up job of `rows` tokens, if the pools hold so many."""
-        if rows > self.cache.rows:
+        """Decide a made-up job of `rows` tokens, if the pools and a pass hold so many."""
+        if rows > min(self.cache.rows, self.pass_rows):
             return
         if read_state:
             self.cache.forget(REHEARSAL)
@@ -287,14 +288,6 @@ def _decided(progress: Progress) -> DecidedJob:
         questions=job.questions,
     )
     return DecidedJob(answers, usage)
-
-
-def _placement(device: str | None, dtype: str | None) -> tuple[torch.device, torch.dtype]:
-    found = torch.cuda.is_available()
-    if device == "cuda" and not found:
-        raise InvalidSettings("device is cuda, but PyTorch sees no GPU here", field="device")
-    where = torch.device(device or ("cuda" if found else "cpu"))
-    return where, getattr(torch, dtype or ("bfloat16" if where.type == "cuda" else "float32"))
 
 
 def _weights(
@@ -338,12 +331,19 @@ def _plan_memory(
 ) -> MemoryPlan:
     """Size the pools and the longest pass: on a GPU by what the weights leave, on a CPU by a fixed budget."""
     if device.type != "cuda":
-        budget = CPU_CACHE_BYTES if pool_bytes is None else pool_bytes
-        return divide_pools(geometry, dtype, budget, shares_state=shares_state)
-    free, _ = torch.cuda.mem_get_info(device)
-    plan = plan_memory(
-        geometry, dtype, free, mlp_rows=MLP_ROWS, shares_state=shares_state, pool_bytes=pool_bytes
-    )
+        budget, free = CPU_CACHE_BYTES if pool_bytes is None else pool_bytes, 0
+        plan = divide_pools(geometry, dtype, budget, shares_state=shares_state)
+    else:
+        free, _ = torch.cuda.mem_get_info(device)
+        plan = plan_memory(
+            geometry, dtype, free, mlp_rows=MLP_ROWS, shares_state=shares_state, pool_bytes=pool_bytes
+        )
+    if pool_bytes is not None and not plan.rows:
+        raise InvalidSettings(
+            f"state_cache_bytes is {pool_bytes}, too little for one row: a state takes {slot_bytes(geometry, dtype)} "
+            f"bytes and {row_bytes(geometry, dtype)} for each row",
+            field="state_cache_bytes",
+        )
     if not plan.pass_rows:
         raise InvalidSettings(
             f"the weights leave {free / 1e9:.1f} GB of device memory, too little for a pass beside a state cache of "

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from d3serve.errors import InvalidSettings
 from d3serve.model.backbone import Pools
 from d3serve.model.state_cache import Entry, RangeAllocator
 
@@ -32,9 +33,19 @@ class HostTier:
     """Keeps states that were evicted from `pools` in `max_bytes` of pinned memory, least recently kept out first."""
 
     def __init__(self, pools: Pools, max_bytes: int) -> None:
-        """Take the memory at once: pinning it piece by piece would stall passes."""
+        """Take the memory at once: pinning it piece by piece would stall passes.
+
+        Raises:
+            InvalidSettings: the host does not give so much.
+        """
         self._pools = pools
-        self._memory = torch.empty(max_bytes, dtype=torch.uint8, pin_memory=pools.k.is_cuda)
+        try:
+            self._memory = torch.empty(max_bytes, dtype=torch.uint8, pin_memory=pools.k.is_cuda)
+        except RuntimeError as error:
+            raise InvalidSettings(
+                f"state_cache_host_bytes is {max_bytes}, which the host does not give: {str(error).splitlines()[0]}",
+                field="state_cache_host_bytes",
+            ) from error
         self._ranges = RangeAllocator(max_bytes)
         self._kept: OrderedDict[str, KeptState] = OrderedDict()
 
@@ -47,6 +58,8 @@ class HostTier:
         parts = list(self._parts(entry))
         size = sum(map(_padded_size, parts))
         self.forget(entry.key)
+        if size > self._ranges.rows:
+            return  # emptying the tier would not help
         while (start := self._ranges.allocate(size)) is None:
             if not self._kept:
                 return

@@ -73,9 +73,9 @@ def divide_pools(
     g: Geometry, dtype: torch.dtype, pool_bytes: int, *, pass_rows: int = LONGEST_PASS, shares_state: bool
 ) -> MemoryPlan:
     """Rows for the longest pass first, then up to half of the memory for slots, then rows for more states."""
-    a_row, a_slot = row_bytes(g, dtype), slot_bytes(g, dtype)
+    a_row, a_slot = row_bytes(g, dtype), max(1, slot_bytes(g, dtype))  # no linear layers: slots cost nothing
     slots = 1
-    if shares_state and a_slot:
+    if shares_state:
         beside_a_pass = (pool_bytes - pass_rows * a_row) // a_slot
         least = LEAST_SLOTS if pool_bytes >= LEAST_SLOTS * a_slot else 1
         slots = max(least, min(MAX_SLOTS, int(pool_bytes * SLOT_SHARE) // a_slot, beside_a_pass))

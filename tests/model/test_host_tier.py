@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from d3serve.errors import InvalidSettings
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.host_tier import HostTier
 from d3serve.model.state_cache import StateCache
@@ -90,6 +91,24 @@ def test_a_state_larger_than_the_tier_is_let_go(tiny_checkpoint) -> None:
         answer(engine, state)
     assert engine.cache._tier.keys() == []
     assert not answer(engine, STATES[0])[1]
+
+
+def test_a_state_larger_than_the_tier_pushes_no_other_out(tiny_checkpoint) -> None:
+    engine = engine_of_two_states(tiny_checkpoint, 400_000)
+    for state in (*STATES, "charged twice " * 400, "x"):
+        answer(engine, state)
+    kept = engine.cache._tier.keys()
+    answer(engine, "y")  # in the place of the long one
+    assert engine.cache.stats.evictions == 4
+    assert engine.cache._tier.keys() == kept != []
+
+
+def test_memory_that_the_host_does_not_give_is_refused_by_name(tiny_checkpoint) -> None:
+    with pytest.raises(
+        InvalidSettings, match=f"state_cache_host_bytes is {2**60}, which the host"
+    ) as refused:
+        DecisionEngine.load(str(tiny_checkpoint), device="cpu", state_cache_host_bytes=2**60)
+    assert refused.value.field == "state_cache_host_bytes"
 
 
 def test_what_is_forgotten_does_not_come_back(tiny_checkpoint) -> None:

@@ -1,13 +1,24 @@
 """The memory plan: what it counts against what was measured, and that its parts add up on any device."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from published import TURBO
 
+from d3serve.errors import InvalidSettings
 from d3serve.model.backbone import row_bytes, slot_bytes
-from d3serve.model.memory import LONGEST_PASS, MARGIN_BYTES, activation_bytes, divide_pools, plan_memory
+from d3serve.model.engine import DecisionEngine
+from d3serve.model.memory import (
+    LONGEST_PASS,
+    MARGIN_BYTES,
+    MAX_SLOTS,
+    activation_bytes,
+    divide_pools,
+    plan_memory,
+)
 
 BF16 = torch.bfloat16
 MLP_ROWS = 16_384
@@ -47,6 +58,19 @@ def test_an_80_gb_card_holds_the_longest_prompt_of_the_27b() -> None:
 
 def test_too_little_memory_is_a_plan_without_rows() -> None:
     assert plan(1.0).pass_rows == 0
+
+
+def test_a_budget_without_room_for_one_state_is_refused_with_the_sizes(tiny_checkpoint) -> None:
+    for budget in (0, 78_000):
+        with pytest.raises(
+            InvalidSettings, match=f"state_cache_bytes is {budget}, .* takes 77824 bytes and 1024"
+        ):
+            DecisionEngine.load(str(tiny_checkpoint), device="cpu", state_cache_bytes=budget)
+
+
+def test_without_linear_layers_slots_cost_nothing_and_there_are_many() -> None:
+    only_full = replace(TURBO, layer_types=("full_attention",) * 16)
+    assert divide_pools(only_full, BF16, int(10e9), pass_rows=100_000, shares_state=True).slots == MAX_SLOTS
 
 
 def test_a_pool_given_by_the_operator_is_divided_with_room_for_a_pass() -> None:

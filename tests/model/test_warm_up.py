@@ -20,6 +20,12 @@ def test_warm_up_leaves_no_state_and_no_counts(engine: DecisionEngine, questions
     assert engine.decide([engine.prepare("a state", questions)]) == fresh
 
 
+def test_an_engine_of_short_passes_rehearses_what_they_hold(engine: DecisionEngine):
+    """A cache that the operator made large may leave little for a pass: no reason not to start."""
+    engine.pass_rows = 20
+    engine.warm_up()
+
+
 @pytest.mark.parametrize("rows", WARM_UP_ROWS)
 def test_rehearsed_questions_have_pieces_to_merge(rows):
     job = _rehearsal(rows, 4)
