@@ -118,18 +118,25 @@ class _Loading:
             if (module := self._module(name, tensor)) is not None:
                 if parts := self._collect(module, name.removeprefix(module), tensor):
                     self._unpack(module, parts, path)
-            elif name in self._missing:
+            elif name in self._targets:
                 self._put(name, tensor, path, stored)
             else:
-                doubled = name in self._targets
-                raise _refused(path, stored, "is there twice" if doubled else "is not part of this geometry")
+                raise _refused(path, stored, "is not part of this geometry")
 
     def _put(self, name: str, tensor: Tensor, path: Path, stored: str) -> None:
-        target = self._missing.pop(name)
-        if target.dtype == torch.float8_e4m3fn and tensor.element_size() > 1 and tensor.ndim == 2:
+        target = self._take(name, path, stored)
+        plain = tensor.is_floating_point() and tensor.element_size() > 1 and tensor.ndim == 2
+        if plain and target.dtype == torch.float8_e4m3fn:
             tensor, scale = quantize_rows(tensor)
-            _fill(self._missing.pop(scale_name(name)), scale, path, stored)
+            _fill(self._take(scale_name(name), path, stored), scale, path, stored)
         _fill(target, tensor, path, stored)
+
+    def _take(self, name: str, path: Path, stored: str) -> Tensor:
+        """Hand out a target once: of two threads that bring the same tensor, one is refused."""
+        target = self._missing.pop(name, None)
+        if target is None:
+            raise _refused(path, stored, "is there twice")
+        return target
 
     def finish(self, folder: Path) -> None:
         """Refuse what is still missing."""

@@ -19,6 +19,8 @@ PARTS = {
     "float8": frozenset({"weight", "weight_scale"}),
     "int4": frozenset({"weight_packed", "weight_scale", "weight_zero_point", "weight_shape"}),
 }
+# What an FP8 product rounds its input to: each row by a scale of its own, found as it comes.
+FLOAT8_ROWS = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
 
 
 @dataclass(frozen=True)
@@ -57,36 +59,46 @@ def read_scheme(folder: Path) -> Scheme:
         raise declared.refuse("quant_method", "only compressed-tensors packages are read")
     if str(form).startswith("nvfp4"):
         raise declared.refuse("format", NO_FP4)
-    weights, activations = _weights_of(declared)
+    for name in ("kv_cache_scheme", "transform_config"):
+        if declared.values.get(name):
+            raise declared.refuse(name, "this would change answers, and we do not compute it")
+    groups = _groups(declared)
     if form == "float-quantized":
-        _require(weights, num_bits=8, type="float", strategy="channel", symmetric=True)
-        return Scheme("float8")
+        return _float8(groups)
     if form == "pack-quantized":
-        _require(
-            weights, num_bits=4, type="int", strategy="group", actorder=(None, False, "static", "weight")
-        )
-        if activations is not None:
-            raise declared.refuse("config_groups", "expected unquantized activations")
-        symmetric = weights.values.get("symmetric") is True
-        return Scheme("int4", symmetric=symmetric, group_size=weights.integer("group_size"))
+        return _int4(declared, groups)
     raise declared.refuse("format", "expected float-quantized or pack-quantized")
 
 
-def _weights_of(declared: Fields) -> tuple[Fields, object]:
-    """How the weights are stored, the same in every group, and how the first group's activations are."""
-    groups = declared.section("config_groups")
-    sections = [groups.section(name) for name in groups.values]
-    if not sections or any(
-        each.values.get("weights") != sections[0].values.get("weights") for each in sections
-    ):
+def _float8(groups: list[Fields]) -> Scheme:
+    _require(groups[0].section("weights"), num_bits=8, type="float", strategy="channel", symmetric=True)
+    for group in groups:
+        _require(group.section("input_activations"), **FLOAT8_ROWS)
+    return Scheme("float8")
+
+
+def _int4(declared: Fields, groups: list[Fields]) -> Scheme:
+    weights = groups[0].section("weights")
+    _require(weights, num_bits=4, type="int", strategy="group", actorder=(None, False, "static", "weight"))
+    if any(group.values.get("input_activations") is not None for group in groups):
+        raise declared.refuse("config_groups", "expected unquantized activations")
+    symmetric = weights.one_of("symmetric", True, False, default=True)
+    return Scheme("int4", symmetric=symmetric, group_size=weights.integer("group_size"))
+
+
+def _groups(declared: Fields) -> list[Fields]:
+    """The groups of modules, all with one kind of weights."""
+    section = declared.section("config_groups")
+    groups = [section.section(name) for name in section.values]
+    if not groups or any(each.values.get("weights") != groups[0].values.get("weights") for each in groups):
         raise declared.refuse("config_groups", "expected one kind of weights")
-    return sections[0].section("weights"), sections[0].values.get("input_activations")
+    return groups
 
 
-def _require(weights: Fields, **allowed: Any) -> None:
+def _require(section: Fields, **allowed: Any) -> None:
     for name, wanted in allowed.items():
         options = wanted if isinstance(wanted, tuple) else (wanted,)
-        weights.one_of(name, *options, default=None)
+        section.one_of(name, *options, default=None)
 
 
 def dequantize(parts: dict[str, Tensor], scheme: Scheme) -> Tensor:

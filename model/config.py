@@ -4,7 +4,6 @@ Whatever would change an answer is read and understood, or refused with the fiel
 """
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -20,6 +19,7 @@ FORMAT_VERSION = 1
 FORMAT_ID = "d3-code-readout-v1"
 CODES = 255
 LARGEST_INTEGER = 2**31 - 1  # no size, length or id of a model comes near
+LEAST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30  # FP32 divides by these and stays finite
 
 # Fields that say where a checkpoint comes from, or concern inputs that are refused before the model.
 PROVENANCE = frozenset({"base_model", "revision", "model_version", "license", "created", "notes"})
@@ -122,10 +122,10 @@ class Fields:
         return None if self.values.get(name) is None else self.integer(name, least=least)
 
     def positive(self, name: str) -> float:
-        """A finite number above 0."""
+        """A number above 0 that FP32 can compute with."""
         value = self.values.get(name)
         if not _is_positive(value):
-            raise self.refuse(name, "expected a number above 0")
+            raise self.refuse(name, "expected a number from 1e-30 to 1e30")
         return float(cast("float", value))
 
     def one_of(self, name: str, *allowed: Any, default: Any = ...) -> Any:
@@ -155,7 +155,7 @@ class Fields:
 
 
 def _is_positive(value: object) -> bool:
-    return type(value) in (int, float) and 0 < cast("float", value) < math.inf
+    return type(value) in (int, float) and LEAST_NUMBER <= cast("float", value) <= LARGEST_NUMBER
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -298,6 +298,8 @@ def _layer_types(text: Fields) -> tuple[LayerType, ...]:
 
 
 def _rope(text: Fields) -> dict[str, Any]:
+    if text.values.get("rope_scaling"):  # transformers would read it instead of rope_parameters
+        raise text.refuse("rope_scaling", "expected rope_parameters alone")
     rope = text.section("rope_parameters")
     rope.one_of("rope_type", "default", default="default")
     share = rope.values.get("partial_rotary_factor", text.values.get("partial_rotary_factor", 0.25))

@@ -20,7 +20,7 @@ from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX a
 from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
 from d3serve.errors import InvalidCheckpoint
-from d3serve.model.config import CODES, DecisionConfig
+from d3serve.model.config import CODES, DecisionConfig, Fields, read_json
 
 SpecialTokens = Literal["plain", "reference"]
 
@@ -56,8 +56,6 @@ class PromptTokenizer:
     def __init__(self, tokenizer: RustTokenizer, special_tokens: SpecialTokens) -> None:
         """Take over `tokenizer`, with every added token of the package."""
         tokenizer.post_processor = None  # it may trim white space from offsets
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
         pattern = bytes(tokenizer.pre_tokenizer.__getstate__()).decode()
         self.splits_before_letters = any(json.dumps(known) in pattern for known in PATTERNS)
         self._full = tokenizer
@@ -111,10 +109,11 @@ def load_tokenizer(folder: Path, config: DecisionConfig, special_tokens: Special
 
 
 def transformers_tokenizer(folder: Path, config: DecisionConfig) -> Any:
-    """Build the package's tokenizer and compare its codes with `config`.
+    """Build the package's tokenizer and compare its codes with `config`; it neither cuts nor pads a text.
 
     Raises:
-        InvalidCheckpoint: files are missing, the class is not one that we know, or the codes differ.
+        InvalidCheckpoint: files are missing, the class is not one that we know, the codes differ, or it has
+            tokens that the model has no embedding for.
     """
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if not (folder / name).is_file():
@@ -133,7 +132,10 @@ def transformers_tokenizer(folder: Path, config: DecisionConfig) -> Any:
             + " or ".join(TOKENIZER_CLASSES),
             field="tokenizer_class",
         )
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     _check_codes(tokenizer.backend_tokenizer, config)
+    _check_vocabulary(tokenizer.backend_tokenizer, folder)
     return tokenizer
 
 
@@ -205,6 +207,14 @@ def _check_codes(tokenizer: RustTokenizer, config: DecisionConfig) -> None:
                 f"the tokenizer gives {ours[0]!r} with token {ours[1]}",
                 field="codes",
             )
+
+
+def _check_vocabulary(tokenizer: RustTokenizer, folder: Path) -> None:
+    """A token without an embedding would fail on the device, in the middle of a turn."""
+    text = Fields(read_json(folder / "config.json"), "config.json").section("text_config")
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= text.integer("vocab_size"):
+        raise text.refuse("vocab_size", f"tokenizer.json has a token {largest}")
 
 
 def _check_seams(prompt_tokenizer: PromptTokenizer, tokenizer: RustTokenizer) -> None:

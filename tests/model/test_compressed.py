@@ -345,9 +345,26 @@ REFUSED = {
         "format": "pack-quantized",
         "config_groups": {"g": {"weights": {**INT4, "group_size": True}}},
     },
-    "unquantized activations": {
+    "input_activations is null": {"config_groups": {"g": {"weights": FLOAT8}}},
+    'input_activations: strategy is "tensor"': {
+        "config_groups": {
+            "g": {"weights": FLOAT8, "input_activations": ACTIVATIONS | {"strategy": "tensor"}},
+        }
+    },
+    "b: input_activations: dynamic is false": {
+        "config_groups": {
+            "a": {"weights": FLOAT8, "input_activations": ACTIVATIONS},
+            "b": {"weights": FLOAT8, "input_activations": ACTIVATIONS | {"dynamic": False}},
+        }
+    },
+    'kv_cache_scheme is {"num_bits": 8}': {"kv_cache_scheme": {"num_bits": 8}},
+    'transform_config is {"config_groups"': {"transform_config": {"config_groups": {"u": {}}}},
+    "expected unquantized activations": {
         "format": "pack-quantized",
-        "config_groups": {"g": {"weights": INT4, "input_activations": ACTIVATIONS}},
+        "config_groups": {
+            "a": {"weights": INT4},
+            "b": {"weights": INT4, "input_activations": ACTIVATIONS},
+        },
     },
 }
 

@@ -4,12 +4,17 @@ import json
 import random
 import shutil
 import struct
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from d3serve.cli import app
 from d3serve.errors import D3ServeError, InvalidCheckpoint
+from d3serve.model.checkpoint import _Loading
+from d3serve.model.compressed import Scheme
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.manifest import check_package
 
@@ -155,6 +160,39 @@ def test_junk_anywhere_is_refused_or_harmless(seed, two_shards, package):
     assert messages
     "".join(messages).encode()  # they can be printed
     assert not any("\n" in message for message in messages)
+
+
+DOWN = "language_model.layers.0.mlp.down_proj.weight"
+ODD_WEIGHTS = {
+    "is there twice": {f"{DOWN}_scale": torch.ones(128, 1)},
+    "is torch.int32": {DOWN: torch.ones(128, 256, dtype=torch.int32)},
+}
+
+
+@pytest.mark.parametrize("reason", ODD_WEIGHTS)
+def test_odd_weights_are_refused_while_they_are_quantized(reason, package):
+    """Read first, whatever stands in the files after them."""
+    index = json.loads((package / "model.safetensors.index.json").read_text())
+    name = next(iter(ODD_WEIGHTS[reason]))
+    if holder := index["weight_map"].get(name):
+        tensors = load_file(package / holder)
+        del tensors[name]
+        save_file(tensors, package / holder)
+    save_file(ODD_WEIGHTS[reason], package / "a.safetensors")
+    index["weight_map"][name] = "a.safetensors"
+    (package / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(InvalidCheckpoint, match=reason) as refused:
+        DecisionEngine.load(str(package), device="cpu", quantization="fp8")
+    assert refused.value.field == DOWN
+
+
+def test_of_two_threads_that_bring_one_tensor_the_later_is_refused():
+    """Each has seen that the tensor is missing; only one may fill it."""
+    loading = _Loading({"norm.weight": torch.zeros(2)}, Scheme("plain"), torch.device("cpu"))
+    path = Path("model.safetensors")
+    loading._put("norm.weight", torch.ones(2), path, "norm.weight")
+    with pytest.raises(InvalidCheckpoint, match=r"norm\.weight is there twice"):
+        loading._put("norm.weight", torch.ones(2), path, "norm.weight")
 
 
 def test_check_ends_with_one_line(package):
