@@ -25,6 +25,8 @@ DEFAULT_INSTRUCTIONS = "Choose the best matching option."
 NO, YES = "No / false", "Yes / true"
 REQUEST = "Reply with only the code of the best option."
 AFTER_STATE = "\n\n"
+# How json.dumps says that a value is no JSON: a kind of its own, a cycle, an integer of 4,301 digits, nesting.
+NO_JSON = (TypeError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,12 @@ def state_text(state: JsonValue) -> str:
     """Render the state itself.
 
     Raises:
-        InvalidRequest: it is no Unicode text.
+        InvalidRequest: it is no JSON, or no Unicode text.
     """
-    text = EMPTY_STATE if state is None or state == "" else describe(state)
+    try:
+        text = EMPTY_STATE if state is None or state == "" else describe(state)
+    except NO_JSON as error:
+        raise InvalidRequest(f"the state is no JSON: {error}", field="state") from None
     if surrogate := _lone_surrogate(text):
         raise InvalidRequest(f"the state holds a lone surrogate, {surrogate}", field="state")
     return text
@@ -76,36 +81,41 @@ def state_part(state: JsonValue) -> str:
     return f"State:\n{state_text(state)}{AFTER_STATE}"
 
 
-def check_options(name: str, question: Question, codes: Sequence[str]) -> list[str]:
-    """Return the options' texts.
+def question_texts(name: str, question: Question, codes: Sequence[str]) -> tuple[str, list[str]]:
+    """Render the instructions and each option.
 
     Raises:
         TooManyOptions: there are more options than codes.
-        InvalidQuestion: two levels of a score read the same, or one is empty.
+        InvalidQuestion: a text is no JSON or no Unicode text, two levels of a score read the same, or one is empty.
     """
-    texts, field = option_texts(question), f"questions.{name}"
-    if len(texts) > len(codes):
-        raise TooManyOptions(
-            f"question {name!r} has {len(texts)} options; the limit is {len(codes)}", field=field
+    field = f"questions.{name}"
+    try:
+        instructions, options = (
+            describe(question.instructions or DEFAULT_INSTRUCTIONS),
+            option_texts(question),
         )
-    if isinstance(question, ScoreQuestion) and (len(set(texts)) < len(texts) or "" in texts):
+    except NO_JSON as error:
+        raise InvalidQuestion(f"question {name!r} holds what is no JSON: {error}", field=field) from None
+    if len(options) > len(codes):
+        raise TooManyOptions(
+            f"question {name!r} has {len(options)} options; the limit is {len(codes)}", field=field
+        )
+    if isinstance(question, ScoreQuestion) and (len(set(options)) < len(options) or "" in options):
         raise InvalidQuestion(f"question {name!r}: score levels must be distinct and not empty", field=field)
-    return texts
+    if surrogate := _lone_surrogate("".join((instructions, *options))):
+        raise InvalidQuestion(f"question {name!r} holds a lone surrogate, {surrogate}", field=field)
+    return instructions, options
 
 
 def question_part(name: str, question: Question, codes: Sequence[str]) -> str:
     """Render the user's text from the question on.
 
     Raises:
-        TooManyOptions, InvalidQuestion: as `check_options`, or a text is no Unicode text.
+        TooManyOptions, InvalidQuestion: as `question_texts`.
     """
-    texts, field = check_options(name, question, codes), f"questions.{name}"
-    lines = ["Question:", describe(question.instructions or DEFAULT_INSTRUCTIONS), "", "Options:"]
-    lines += [f"{code}: {text}" for code, text in zip(codes, texts, strict=False)]
-    text = "\n".join([*lines, "", REQUEST])
-    if surrogate := _lone_surrogate(text):
-        raise InvalidQuestion(f"question {name!r} holds a lone surrogate, {surrogate}", field=field)
-    return text
+    instructions, options = question_texts(name, question, codes)
+    coded = [f"{code}: {text}" for code, text in zip(codes, options, strict=False)]
+    return "\n".join(["Question:", instructions, "", "Options:", *coded, "", REQUEST])
 
 
 def build_prompts(
@@ -120,7 +130,7 @@ def build_prompts(
     read whole.
 
     Raises:
-        InvalidRequest: the state is no Unicode text.
+        InvalidRequest: the state is no JSON, or no Unicode text.
         InvalidQuestion: a question cannot be rendered; `field` names it.
     """
     head = state_part(state)

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from d3serve.errors import InvalidCheckpoint, InvalidQuestion, InvalidRequest
 from d3serve.model.config import DecisionConfig
-from d3serve.model.prompt import Prompts, Tokens, check_options, state_text
+from d3serve.model.prompt import Prompts, Tokens, question_texts, state_text
 from d3serve.model.tokenizer import (
     PromptTokenizer,
     SpecialTokens,
@@ -83,14 +83,14 @@ class RemoteFormat:
         """Render, tokenize and split each question's prompt.
 
         Raises:
-            InvalidRequest: the state holds a control token, or a lone surrogate.
+            InvalidRequest: the state is no JSON or no Unicode text, or holds a control token.
             InvalidQuestion: a question cannot be rendered; `field` names it.
         """
         text = state_text(state)
         self._check(text, InvalidRequest("the state holds a control token of this model", field="state"))
         states, blocks = [], []
         for name, question in questions.items():
-            check_options(name, question, self._codes)
+            question_texts(name, question, self._codes)  # refuses what no layout could ask
             lead, block = self._split(name, question, state, text)
             states.append(lead)
             blocks.append(block)

@@ -54,6 +54,9 @@ DECISION = [
     ("temperature", 0, "0"),
     ("temperature", True, "true"),
     ("temperature", "0.75", '"0.75"'),
+    ("temperature", 1e-40, "1e-40"),
+    ("temperature", 1e39, "1e+39"),
+    ("temperature", 10**400, "1" + "0" * 100),
     ("max_length", True, "true"),
     ("max_length", 15, "15"),
     ("validated_length", 32768.0, "32768.0"),
@@ -118,6 +121,8 @@ GEOMETRY = [
     ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4}, 'rope_type is "yarn"'),
     ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
     ("rope_parameters", {"rope_theta": 0, "partial_rotary_factor": 0.25}, "rope_theta is 0"),
+    ("rope_scaling", {"rope_type": "linear", "factor": 4.0}, 'rope_scaling is {"rope_type": "linear"'),
+    ("rms_norm_eps", 10**400, "rms_norm_eps is 1000"),
     ("model_type", "qwen3", 'model_type is "qwen3"'),
 ]
 
@@ -130,6 +135,7 @@ def test_config(field, value, shown, package):
     assert shown in refused.value.message
 
 
+EMBEDDING = "language_model.embed_tokens.weight"
 FILES = ["config.json", "decision_config.json", "model.safetensors", "readout.safetensors", "tokenizer.json"]
 
 
@@ -187,6 +193,35 @@ def test_an_added_token_that_reaches_into_the_state(package):
         text = (package / name).read_text()
         (package / name).write_text(text.replace('"<tool_call>"', json.dumps("user\nState:")))
     assert "a control token joins the text beside it" in refusal(package).message
+
+
+def test_a_token_without_an_embedding(package):
+    """On a device it would fail in the middle of a turn, whenever some client's text holds it."""
+    edit(package, "config.json", lambda c: c["text_config"].update(vocab_size=1203))
+    reweigh(package, lambda t: t.update({EMBEDDING: t[EMBEDDING][:1203].clone()}))
+    refused = refusal(package)
+    assert refused.message == "config.json: text_config: vocab_size is 1203; tokenizer.json has a token 1203"
+    assert refused.field == "vocab_size"
+
+
+def test_a_tokenizer_that_cuts_and_pads_does_neither_here(package, engine):
+    def fixed(tokenizer):
+        tokenizer["truncation"] = {
+            "direction": "Right",
+            "max_length": 5,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        }
+        tokenizer["padding"] = {"strategy": {"Fixed": 64}, "direction": "Left", "pad_to_multiple_of": None}
+        tokenizer["padding"] |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "!"}
+
+    edit(package, "tokenizer.json", fixed)
+    question = {"q": NoulQuestion(type="noul")}
+    odd, plain = (
+        each.prepare("charged twice", question)
+        for each in (DecisionEngine.load(str(package), device="cpu"), engine)
+    )
+    assert [*odd.state, *odd.blocks[0]] == [*plain.state, *plain.blocks[0]]
 
 
 def test_a_chat_template_that_thinks(package):
@@ -302,6 +337,8 @@ def test_a_prompt_that_is_too_long_names_its_question_and_is_not_cut(engine):
     assert refused.value.details["limit"] == 300
     assert refused.value.details["tokens"] > 300
     engine.prepare("state", {"long": long}, max_tokens=refused.value.details["tokens"])
+    with pytest.raises(MaxTokensExceeded):
+        engine.prepare("state", {"short": short}, max_tokens=0)
 
 
 def test_the_models_own_limit_wins(package):
@@ -317,6 +354,8 @@ def test_questions_that_cannot_be_rendered(engine):
         (ScoreQuestion(type="score", criteria=["a", ""]), InvalidQuestion),
         (ScoreQuestion(type="score", criteria=["[1]", [1]]), InvalidQuestion),
         (NoulQuestion(type="noul", instructions="\ud800"), InvalidQuestion),
+        (NoulQuestion(type="noul", instructions=10**5_000), InvalidQuestion),
+        (ChoiceQuestion(type="choice", criteria={"a": None, "b": [10**5_000]}), InvalidQuestion),
         (
             ChoiceQuestion.model_construct(type="choice", criteria=dict.fromkeys(map(str, range(256)))),
             TooManyOptions,
@@ -333,5 +372,12 @@ def test_states_that_cannot_be_read(engine):
     for state in ("\ud800", {"a": "\udfff"}):
         with pytest.raises(InvalidRequest, match="lone surrogate, U\\+D"):
             engine.prepare(state, question)
+    deep: list = []
+    for _ in range(5_000):
+        deep = [deep]
+    for state in ({(1, 2): 3}, {4}, b"bytes", [10**5_000], deep):
+        with pytest.raises(InvalidRequest, match="the state is no JSON: ") as refused:
+            engine.prepare(state, question)
+        assert refused.value.field == "state"
     with pytest.raises(InvalidRequest, match="at least one question"):
         engine.prepare("state", {})

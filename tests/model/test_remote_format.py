@@ -192,6 +192,15 @@ def test_a_question_that_the_renderer_refuses_is_named(package):
     assert refused.value.field == "questions.mood"
 
 
+@pytest.mark.parametrize("policy", ["plain", "reference"])
+def test_a_question_that_is_no_text_is_named(package, policy):
+    engine = load(package(PUBLIC), special_tokens_in_text=policy)
+    half = ChoiceQuestion(type="choice", criteria={"\ud83d": None, "b": None})
+    with pytest.raises(InvalidQuestion, match="lone surrogate") as refused:
+        engine.prepare("state", {"half": half})
+    assert refused.value.field == "questions.half"
+
+
 def test_control_tokens_are_refused_since_they_cannot_be_told_from_the_templates(package):
     folder = package(PUBLIC)
     engine = load(folder)
