@@ -6,7 +6,7 @@ few words of the input.
 """
 
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -36,6 +36,8 @@ MEDIA_FIELDS: Final = ("images", "videos", "audio", "assets")
 REQUEST_FIELDS: Final = ("model", "state", "questions", "job")
 MAX_FIELD_CHARS: Final = 120
 BYTES_PER_TOKEN: Final = 16  # text has 2 to 5; only runs of one character come near
+MAX_MARKS: Final = 30  # on one letter, as in UAX #15; to order longer runs takes quadratic time
+MAX_FIELDS: Final = 64  # of an object of ours: pydantic would report on every one of a million
 
 _QUESTION: Final[TypeAdapter[Question]] = TypeAdapter(Question)
 _JOB: Final = TypeAdapter(JobOptions)
@@ -269,14 +271,30 @@ def _first_repeated(texts: Iterable[str]) -> str | None:
     """The first text that stood before; composed and decomposed accents are one, as for the tokenizer."""
     seen: set[str] = set()
     for text in texts:
-        normal = unicodedata.normalize("NFC", text)
+        normal = _composed(text)
         if normal in seen:
             return text
         seen.add(normal)
     return None
 
 
+def _composed(text: str) -> str:
+    """NFC, save for a text with more marks on one letter than any language writes: that stays as it is."""
+    if text.isascii():
+        return text
+    marks = 0
+    for char in text:
+        marks = marks + 1 if unicodedata.combining(char) else 0
+        if marks > MAX_MARKS:
+            return text
+    return unicodedata.normalize("NFC", text)
+
+
 def _validated(adapter: TypeAdapter[T], value: Any, path: Path, findings: Findings, code: str) -> T | None:
+    for where, named in _named_objects(value):
+        if len(named) > MAX_FIELDS:
+            findings.add(code, (*path, *where), f"holds {len(named)} fields, more than any object here has")
+            return None
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
@@ -286,6 +304,17 @@ def _validated(adapter: TypeAdapter[T], value: Any, path: Path, findings: Findin
             )
             findings.add(*_finding(one, (*path, *where), code))
         return None
+
+
+def _named_objects(value: Any) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """`value` and what it holds directly, as far as these are objects with a handful of fields each."""
+    if not isinstance(value, dict):
+        return
+    yield (), value
+    free = ("instructions", "criteria") if value.get("type") == "choice" else ("instructions",)
+    for name, part in value.items():
+        if isinstance(part, dict) and name not in free:
+            yield (name,), part
 
 
 def _finding(error: ErrorDetails, path: Path, code: str) -> tuple[str, Path, str]:

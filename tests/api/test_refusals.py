@@ -3,9 +3,12 @@
 
 import gzip
 import json
+import time
 
 import pytest
 import zstandard
+
+from d3serve.api.strict_json import read_json
 
 NOUL = {"type": "noul", "instructions": "Is it spam?"}
 CHOICE = {"type": "choice", "criteria": {"a": None, "b": "the second"}}
@@ -220,6 +223,37 @@ async def test_a_state_that_no_tokenizer_can_make_fit_is_refused_at_the_door(lan
             assert problem["error"]["field"] == "state"
     assert (await stats()).lanes["interactive"].queued_jobs == 0
     assert (await client.post("/v1/jobs", json=body(state=" " * 16 * limit, job=options))).status_code == 202
+
+
+MARKS = "e" + "\u0301" * 40_000 + "\u0323" * 40_000
+CROWD = {f"{i}": i for i in range(200_000)}
+COSTLY_BODIES = {
+    "marks": (of(type="choice", criteria={MARKS: None, MARKS + "x": None}), 202, ""),
+    "metadata": (job(metadata=CROWD), 422, "job.metadata holds 200000 fields"),
+    "a job": (job(**CROWD), 422, "job holds 200000 fields"),
+    "a webhook": (job(webhook=CROWD), 422, "job.webhook holds 200000 fields"),
+    "a question": (of(type="noul", **CROWD), 422, SPAM + " holds 200001 fields"),
+    "outcomes": (of(**NOUL, criteria=CROWD), 422, CRITERIA + " holds 200000 fields"),
+    "instructions": (of(type="noul", instructions=CROWD), 202, ""),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("case", COSTLY_BODIES)
+async def test_no_small_body_stops_the_process_for_long(case, client):
+    """The loop serves everybody: ordering so many marks took 20 s of it, 200,000 findings more than 1 s."""
+    sent, status, words = COSTLY_BODIES[case]
+    content = json.dumps(sent).encode()
+    read_json(content, max_depth=100)  # in the cache of the machine
+    began = time.process_time()
+    read_json(content, max_depth=100)
+    to_read = time.process_time() - began
+    began = time.process_time()
+    answer = await client.post("/v1/jobs", content=content)
+    spent = time.process_time() - began
+    assert answer.status_code == status, answer.text[:300]
+    assert words in answer.text
+    assert spent < 3 * to_read + 0.5
 
 
 LARGE = "\U0001f600\x00" * 300_000
