@@ -1,6 +1,6 @@
 """The Celery app: it carries wake-ups ("lane X has work") and nothing else; the job table owns the work.
 
-So its messages are acknowledged early, its results are dropped, and losing or doubling one does no harm.
+So its messages are not acknowledged at all, its results are dropped, and losing or doubling one does no harm.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import structlog
 from celery import Celery
 from kombu.entity import Queue
 
+from d3serve import wake_transport
 from d3serve.errors import InvalidSettings
 from d3serve.schemas import Lane
 from d3serve.settings import Settings
@@ -62,11 +63,12 @@ def celery_config(settings: Settings) -> dict[str, Any]:
         "task_ignore_result": True,
         "task_serializer": "json",
         "accept_content": ["json"],
-        # Early: a late ack would be redelivered after the visibility timeout, while the turn still runs.
+        # A late ack would be redelivered after the visibility timeout, while the turn still runs.
         "task_acks_late": False,
         "task_time_limit": settings.turn_limit_s,
         "task_queues": [
-            Queue(name, routing_key=name)  # type: ignore[no-untyped-call] # kombu has no types
+            # Popped is done: to note it as unacknowledged is a write, and one refused by a full Redis ends a worker.
+            Queue(name, routing_key=name, no_ack=True)  # type: ignore[no-untyped-call] # kombu has no types
             for name in queues.values()
         ],
         "task_default_queue": queues["interactive"],
@@ -90,6 +92,7 @@ def celery_config(settings: Settings) -> dict[str, Any]:
 
 def make_app(settings: Settings) -> Celery:
     """The app of one process."""
+    wake_transport.install()
     app = Celery("d3serve", set_as_current=False)
     app.conf.update(celery_config(settings))
     return app

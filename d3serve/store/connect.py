@@ -133,6 +133,11 @@ def open_sync(settings: Settings, *, patience_s: float = 20) -> Client:
     return redis.Redis.from_url(url, **options)
 
 
+def is_full(error: ResponseError) -> bool:
+    """Whether Redis has refused a write for want of memory; a script's error may be wrapped."""
+    return isinstance(error, OutOfMemoryError) or "OOM" in str(error)
+
+
 @contextmanager
 def storage_errors() -> Iterator[None]:
     """Turn what Redis says when it is unreachable or full into StorageUnavailable; let bugs through."""
@@ -141,7 +146,7 @@ def storage_errors() -> Iterator[None]:
     except LOST as error:
         raise StorageUnavailable(f"the job table cannot be reached: {type(error).__name__}") from error
     except ResponseError as error:
-        if isinstance(error, OutOfMemoryError) or "OOM" in str(error):  # a script's error may be wrapped
+        if is_full(error):
             raise StorageUnavailable("the job table is full") from error
         raise
 

@@ -168,8 +168,10 @@ class JobStore:
 
     async def leave(self, job_id: str) -> None:
         """Count out one synchronous call."""
+        key = self._key("callers", job_id)
         with storage_errors():
-            await self._client.decr(self._key("callers", job_id))
+            async with self._client.pipeline() as pipe:
+                await pipe.decr(key).expire(key, CALLERS_TTL_S).execute()
 
     async def callers(self, job_id: str) -> int:
         """Tell how many synchronous calls wait for the job, in every API process together."""
@@ -178,13 +180,8 @@ class JobStore:
 
     async def count_request(self, key_id: str, window_s: int) -> tuple[int, float]:
         """Count one request of a caller; tell how many it has sent in this window, and when that ends, in seconds."""
-        key = self._key("rate", key_id)
         with storage_errors():
-            async with self._client.pipeline() as pipe:
-                pipe.set(key, 0, ex=window_s, nx=True)
-                pipe.incr(key)
-                pipe.pttl(key)
-                _, count, left_ms = await pipe.execute()
+            count, left_ms = await self._run("rate", key_id, 1000 * window_s)
         return count, max(left_ms, 0) / 1000
 
     async def sweep(self) -> None:

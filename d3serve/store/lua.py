@@ -24,7 +24,10 @@ ScriptName = Literal[
     "delete",
     "stored",
     "hook_claim",
+    "tell",
+    "count",
     "serve",
+    "rate",
 ]
 Argument = str | int | float | bytes
 

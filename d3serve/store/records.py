@@ -41,7 +41,7 @@ class QueuePosition:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is. `questions_done` moves when a pass of the engine ends."""
+    """How far a job is. One pass answers a whole job, so `questions_done` is 0 until all are; `stage` moves before."""
 
     stage: Stage
     questions_done: int

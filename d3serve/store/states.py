@@ -8,6 +8,7 @@ that reference stands, which the scripts see to as they do for any state. A swee
 import asyncio
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -81,10 +82,11 @@ class StateFolder:
     def settled(self, folder: str) -> Iterator[str]:
         """References to the files old enough for their jobs to have been written or refused."""
         with suppress(FileNotFoundError), os.scandir(self._root / folder) as entries:
+            settled_before = _file_time(self._root / folder) - GRACE_S
             for entry in entries:
                 with suppress(FileNotFoundError):  # another process sweeps too
                     found = entry.stat()
-                    if found.st_mtime < time.time() - GRACE_S:
+                    if found.st_mtime < settled_before:
                         yield f"{REFERENCE}{folder}/{entry.name} {found.st_size}"
 
     def _path(self, reference: str) -> Path:
@@ -105,6 +107,13 @@ class StateFolder:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def _file_time(folder: Path) -> float:
+    """The time by the clock that stamps the files of a folder: hosts that share it need not agree on theirs."""
+    with suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
+        return os.fstat(probe.fileno()).st_mtime
+    return time.time()  # a full disk must still be swept
 
 
 def _size(reference: str) -> int:

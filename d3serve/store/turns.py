@@ -19,7 +19,7 @@ from d3serve.store.states import REFERENCE, StateFolder
 FAIRNESS_MS = 5_000  # a group that has waited longer goes before any warm one
 OFFLINE_PATIENCE_MS = 30_000  # by so much offline work counts as younger than it is
 WARM_TTL_MS = 600_000
-WORKER_TTL_S = 30
+WORKER_TTL_MS = 30_000
 MAX_GROUPS = 256
 
 log = structlog.get_logger(__name__)
@@ -127,7 +127,7 @@ class TurnStore:
         return bool(
             self._run(
                 "commit", lease, job_id, "succeeded", response.model_dump_json(), usage.model_dump_json(),
-                usage.questions, "" if pass_ms is None else round(pass_ms, 1),
+                len(response.answers), "" if pass_ms is None else round(pass_ms, 1),
             )
         )  # fmt: skip
 
@@ -159,17 +159,11 @@ class TurnStore:
 
     def publish(self, fields: Mapping[str, str | int | float]) -> None:
         """Say how this worker is, and that it is alive, for the next 30 s."""
-        with storage_errors(), self._client.pipeline() as pipe:
-            pipe.hset(self._key("worker", self.worker), mapping=dict(fields))
-            pipe.expire(self._key("worker", self.worker), WORKER_TTL_S)
-            pipe.zadd(self._key("workers"), {self.worker: self._now_ms() + WORKER_TTL_S * 1000})
-            pipe.zremrangebyscore(self._key("workers"), "-inf", self._now_ms())
-            pipe.execute()
+        self._run("tell", self.worker, WORKER_TTL_MS, *_pairs(fields))
 
     def serve(self, model: str, fields: Mapping[str, str | int]) -> tuple[str, str] | None:
         """Publish fields beside the name of a model; None, or the live worker and its other model that forbid it."""
-        pairs = [part for pair in fields.items() for part in pair]
-        found = self._run("serve", self.worker, model, *pairs)
+        found = self._run("serve", self.worker, WORKER_TTL_MS, model, *_pairs(fields))
         return (found[0], found[1]) if found else None
 
     def published(self, *fields: str) -> list[str | None]:
@@ -179,8 +173,7 @@ class TurnStore:
 
     def count(self, name: str) -> int:
         """Add one to a counter among what this worker publishes; the new value."""
-        with storage_errors():
-            return int(self._client.hincrby(self._key("worker", self.worker), name, 1))
+        return int(self._run("count", self.worker, WORKER_TTL_MS, name))
 
     def retire(self) -> None:
         """Take this worker off the list of the living."""
@@ -189,10 +182,6 @@ class TurnStore:
             self._client.zrem(self._key("workers"), self.worker)
 
     # --- the small parts ---------------------------------------------------------------------------
-
-    def _now_ms(self) -> int:
-        seconds, micros = self._client.time()
-        return int(seconds) * 1000 + int(micros) // 1000
 
     def _state(self, kept: str | None) -> str | None:
         """What `st:<group>` holds or refers to; None, and a word in the log, where it is gone."""
@@ -238,3 +227,7 @@ class TurnStore:
             for (group, job_id), body, row in zip(ids, bodies, rows, strict=True)
             if body is not None and row[0] is not None
         ]  # fmt: skip
+
+
+def _pairs(fields: Mapping[str, Argument]) -> list[Argument]:
+    return [part for pair in fields.items() for part in pair]

@@ -91,6 +91,17 @@ class TestCommit:
         assert table.redis.zrange(table.key("hooks_due"), 0, -1) == [f"{heard}:job.succeeded"]
         assert (await table.jobs.get(deaf, "me")).webhook["url"] == "https://example.com/h"
 
+    @pytest.mark.sabotage("commit", "redis.call('ZREMRANGEBYSCORE', need, '-inf', int(now_ms()))", "")
+    async def test_a_state_that_is_always_wanted_forgets_the_jobs_that_no_longer_want_it(self, table):
+        first, second, third = [await table.submit("hot") for _ in range(3)]
+        worker = table.worker()
+        turn = worker.claim(1)
+        need = table.key("need", turn.jobs[0].group)
+        worker.fail(turn.lease, first, BROKEN)
+        table.redis.zadd(need, {first: 1})  # its retention has ended
+        worker.fail(turn.lease, second, BROKEN)
+        assert set(table.redis.zrange(need, 0, -1)) == {second, third}
+
 
 class TestFree:
     async def test_given_back_jobs_wait_again_unharmed(self, table):
@@ -304,6 +315,13 @@ class TestReading:
         assert place.position == 4
         assert place.eta_s == pytest.approx(place.ahead_tokens / 10, abs=0.1)
         assert place.ahead_tokens > 0
+
+    async def test_a_caller_that_leaves_late_leaves_nothing_for_ever(self, table):
+        job_id = await table.submit()
+        await table.jobs.join(job_id)
+        table.redis.delete(table.key("callers", job_id))  # what its TTL does
+        await table.jobs.leave(job_id)
+        assert table.redis.ttl(table.key("callers", job_id)) > 0
 
     async def test_stats_count_lanes_and_running_jobs(self, table, make_response):
         for i in range(3):

@@ -130,6 +130,15 @@ async def test_what_a_killed_process_left_behind_is_removed_but_not_while_its_jo
     assert shelf.files() == []
 
 
+async def test_a_host_whose_clock_is_an_hour_ahead_removes_no_file_of_a_job_to_come(shelf, monkeypatch):
+    folder = await shelf.jobs._states._folder_name()
+    shelf.jobs._states._files.write(folder, "0" * 40, b'"its job comes in a moment"')
+    now = time.time()
+    monkeypatch.setattr(states.time, "time", lambda: now + 3_600)
+    await shelf.sweep()
+    assert len(shelf.files()) == 1
+
+
 async def test_a_queue_does_not_sweep_the_files_of_another(shelf):
     other = shelf.root / "other-queue" / f"{'0' * 40}.aa"
     other.parent.mkdir(parents=True)

@@ -99,6 +99,17 @@ class TestSubmit:
         assert not table.redis.keys(table.key("st", "*"))
         assert not table.redis.keys(table.key("need", "*"))
 
+    @pytest.mark.sabotage(
+        "submit", "'ZRANDMEMBER', K('jobs', tenant), 4", "'ZRANGE', K('jobs', tenant), 0, 3"
+    )
+    async def test_a_few_jobs_that_are_kept_for_long_do_not_keep_the_names_of_all_others(self, table):
+        for _ in range(4):
+            await table.submit("kept")
+        names = table.key("jobs", "me")
+        for _ in range(200):
+            table.redis.delete(table.key("job", await table.submit("soon gone")))  # what its TTL does
+        assert table.redis.zcard(names) < 60
+
 
 class TestClaim:
     async def test_jobs_of_one_state_come_together_and_oldest_state_first(self, table):

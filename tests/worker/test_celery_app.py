@@ -45,8 +45,9 @@ def test_other_pools_are_refused(settings, name, value):
         require_safe_pool(app)
 
 
-def test_messages_are_acknowledged_early_and_leave_no_result(settings):
+def test_messages_are_not_acknowledged_and_leave_no_result(settings):
     conf = make_app(settings).conf
+    assert [queue.no_ack for queue in conf.task_queues] == [True, True]
     assert (conf.task_acks_late, conf.task_ignore_result, conf.result_backend) == (False, True, None)
     assert conf.accept_content == ["json"]
 

@@ -81,6 +81,7 @@ async def test_partial_answers_name_the_questions_that_have_none(service):
         if mode == "partial":
             answers = json.loads(await service.jobs.result(submitted.job_id, "me"))["answers"]
             assert [answers[name]["type"] for name in ("short", "long")] == ["noul", "error"]
+            assert results[mode].progress.questions_done == 2, "a refused question is done with too"
             assert answers["long"]["error"]["code"] == "max_tokens_exceeded"
     assert results["partial"].status == "succeeded"
     assert (results["fail"].status, results["fail"].error.field) == ("failed", "questions.long")

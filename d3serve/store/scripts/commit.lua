@@ -1,5 +1,5 @@
 -- COMMIT: end a running job; only for the lease that holds it. A final status is never overwritten.
--- ARGV: lease, id, 'succeeded'|'failed', result or error (JSON), usage (JSON or ''), questions answered,
+-- ARGV: lease, id, 'succeeded'|'failed', result or error (JSON), usage (JSON or ''), questions done,
 --       milliseconds of its pass ('' none).
 -- Answers 1, also when this lease has committed before and the answer was lost; else 0.
 local lease, id, status, text, usage, done, pass_ms = unpack(ARGV)

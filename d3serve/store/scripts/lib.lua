@@ -37,6 +37,15 @@ local function tell(id, status)
   redis.call('PUBLISH', K('done'), id .. ' ' .. status)
 end
 
+-- What a worker has to tell, beside its name among the living; both are forgotten unless it says more in time.
+local function say(worker, ttl_ms, ...)
+  local now = now_ms()
+  redis.call('HSET', K('worker', worker), ...)
+  redis.call('PEXPIRE', K('worker', worker), ttl_ms)
+  redis.call('ZADD', K('workers'), int(now + ttl_ms), worker)
+  redis.call('ZREMRANGEBYSCORE', K('workers'), '-inf', int(now))
+end
+
 -- True when nobody has woken the lane's workers yet; the caller must then send a wake-up.
 local function wants_wake(lane)
   return redis.call('ZCARD', K('ready', lane)) > 0
@@ -93,8 +102,10 @@ local function dequeue(id)
 end
 
 -- The state lives as long as the last job that may still read it; `till` nil: this job never will.
+-- Jobs that no longer may are dropped here: the key of a state that is always wanted never expires as a whole.
 local function release_state(group, id, till)
   local need, st = K('need', group), K('st', group)
+  redis.call('ZREMRANGEBYSCORE', need, '-inf', int(now_ms()))
   if till then
     redis.call('ZADD', need, int(till), id)
   else

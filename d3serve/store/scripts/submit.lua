@@ -57,8 +57,9 @@ if idem ~= '' then
   redis.call('SET', K('idem', idem), id .. ' ' .. print, 'PX', idem_ttl)
 end
 
+-- Some that are gone leave for each that comes. The oldest will not do: a few that are kept for long hide all others.
 redis.call('ZADD', K('jobs', tenant), int(now), id)
-for _, old in ipairs(redis.call('ZRANGE', K('jobs', tenant), 0, 3)) do
+for _, old in ipairs(redis.call('ZRANDMEMBER', K('jobs', tenant), 4)) do
   if redis.call('EXISTS', K('job', old)) == 0 then
     redis.call('ZREM', K('jobs', tenant), old)
   end

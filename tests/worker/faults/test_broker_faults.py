@@ -206,6 +206,36 @@ async def test_a_full_redis_keeps_every_job_and_still_takes_the_running_ones_res
     assert {job.status for job in jobs} == {"succeeded"}
 
 
+async def stuff(service):
+    """Leave Redis no room at all, whoever has just given some back."""
+    service.redis.config_set("maxmemory", service.redis.info("memory")["used_memory"] - 2**19)
+    with pytest.raises(OutOfMemoryError):
+        service.redis.set("another", "x")
+
+
+async def test_a_worker_that_lives_empties_a_queue_that_fills_redis(service):
+    """What its turns leave behind may fill Redis; what wakes it for the next one must not be what fails then."""
+    worker = service.start_worker("question_ms=50", max_batch_questions=2)
+    await service.ready()
+    ids = await service.submit_many(f"state {i} " + "x" * 5_000 for i in range(40))
+    await service.running(ids[20])
+    await stuff(service)
+    jobs = await service.finish_all(ids)
+    assert {(job.status, job.attempt) for job in jobs} == {("succeeded", 1)}
+    assert worker.alive()
+    assert [one.ready for one in await service.jobs.workers()] == [True]
+
+
+async def test_a_worker_that_starts_empties_a_queue_that_fills_redis(service):
+    ids = await service.submit_many(f"state {i} " + "x" * 5_000 for i in range(40))
+    service.redis.delete(service.key("mq", "interactive"))  # and nothing has woken it yet
+    await stuff(service)
+    worker = service.start_worker("question_ms=20", max_batch_questions=2)
+    jobs = await service.finish_all(ids)
+    assert {(job.status, job.attempt) for job in jobs} == {("succeeded", 1)}
+    assert worker.alive()
+
+
 async def nothing_used():
     return 0.0
 
