@@ -84,8 +84,9 @@ class Sweeper(threading.Thread):
 
     def _free_orphans(self) -> None:
         """A dead child cannot renew, but its lease would last a while: end it now."""
-        living = self._child_pids()
-        for lease, pid in self._store.own_leases().items():
+        leases = self._store.own_leases()
+        living = self._child_pids()  # asked last: a child that was started meanwhile may hold one of them
+        for lease, pid in leases.items():
             if pid not in living:
                 freed = self._store.free(lease, "back" if self._stopping() else "lost")
                 log.warning("child.lost", pid=pid, jobs=freed.back, ended=freed.ended)

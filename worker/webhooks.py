@@ -45,6 +45,7 @@ CROWDED_S: Final = 1.0
 IDLE_S = 0.25
 BREAKER_FAILURES: Final = 5
 BREAKER_OPEN_S = 60.0
+MAX_RECEIVERS = 10_000  # remembered; jobs name what URLs they like
 
 
 @dataclass
@@ -118,6 +119,8 @@ class Sender:
         job_id, _, event = member.partition(":")
         row = await self._store.job_to_tell(job_id)
         job = JobRecord.from_hash(job_id, row) if row else None
+        if job is None:  # deleted, or its retention ended before a sender came
+            log.warning("webhooks.job_gone", job=job_id, about=event)
         if job is None or job.webhook is None:
             await self._store.drop(member)
             return None
@@ -150,7 +153,7 @@ class Sender:
         )  # fmt: skip
 
     async def _attempt(self, delivery: Delivery) -> None:
-        receiver = self._receivers[delivery.endpoint_id or urlsplit(delivery.url).netloc]
+        receiver = self._receiver(delivery)
         wait_s = receiver.wait_s(time.monotonic())
         if wait_s:
             await self._store.postpone(delivery.id, wait_s)
@@ -172,6 +175,14 @@ class Sender:
             "webhooks.try", delivery=delivery.id, job=delivery.job_id, state=settled.state,
             status=tried.status, tries=len(settled.tries), duration_ms=tried.duration_ms,
         )  # fmt: skip
+
+    def _receiver(self, delivery: Delivery) -> Receiver:
+        """What is remembered of a delivery's receiver; where there are too many, the idle are forgotten first."""
+        if len(self._receivers) >= MAX_RECEIVERS:
+            now = time.monotonic()
+            busy = {name: one for name, one in self._receivers.items() if one.wait_s(now) or one.sending}
+            self._receivers = defaultdict(Receiver, busy)
+        return self._receivers[delivery.endpoint_id or urlsplit(delivery.url).netloc]
 
     async def _send(self, delivery: Delivery) -> tuple[Try, Reply | None]:
         signing_secrets = await self._store.signing_secrets(delivery)

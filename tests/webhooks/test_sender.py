@@ -150,6 +150,18 @@ async def test_after_five_failures_a_receiver_is_left_alone_for_a_while(
     assert len(delivery.tries) == 6, "waiting for the breaker is no try"
 
 
+async def test_of_many_receivers_the_idle_ones_are_forgotten(hooks, settings, monkeypatch):
+    monkeypatch.setattr(webhooks, "MAX_RECEIVERS", 3)
+    sender = webhooks.Sender(hooks, webhooks.Outbound(webhooks.EgressPolicy(), 1.0), settings)
+    shut, busy = (sender._receiver(replace(delivery(), url=f"https://{name}/")) for name in ("shut", "busy"))
+    shut.closed_until, busy.sending = time.monotonic() + 60, 1
+    for number in range(20):
+        sender._receiver(replace(delivery(), url=f"https://idle-{number}/"))
+        assert len(sender._receivers) <= 3
+    assert sender._receiver(replace(delivery(), url="https://shut/")) is shut
+    assert sender._receiver(replace(delivery(), url="https://busy/")) is busy
+
+
 @pytest.mark.usefixtures("sender", "soon")
 async def test_nobody_there_and_no_answer_are_told_apart_in_the_log(finish_job, hooks, make_receiver):
     with socket.create_server(("127.0.0.1", 0)) as listener:
