@@ -27,15 +27,15 @@ SPLIT_ROWS = 1024  # a longer segment fills the device with whole tiles, and sha
 
 
 class Tiles(NamedTuple):
-    """Columns of equal length, one entry a tile."""
+    """Columns of equal length, one entry a tile; `attention_plan` explains the words."""
 
-    row: np.ndarray
+    row: np.ndarray  # its first query row
     rows: np.ndarray
-    open_begin: np.ndarray
+    open_begin: np.ndarray  # pool rows that all of its rows see whole: a shared prefix, or blocks of own keys
     open_end: np.ndarray
-    first_edge: np.ndarray
-    edges: np.ndarray
-    pieces: np.ndarray
+    first_edge: np.ndarray  # into `Cut.edges`: blocks of own keys, of which each row sees its own range only
+    edges: np.ndarray  # how many
+    pieces: np.ndarray  # into how many the open range is cut
 
     @property
     def unmerged(self) -> np.ndarray:

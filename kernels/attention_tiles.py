@@ -1,7 +1,7 @@
-"""Tile shapes of the attention kernel: which one a pass takes, and when a library takes its place.
+"""Tile shapes of the attention kernel: which one a model takes on a device, and when a library takes its place.
 
-Chosen once by measurement and never at serving time, so that two workers give the same numbers. The figures are
-for width 256 in BF16 with 6 query heads a key/value head on an H200;
+Chosen by measurement and never by what a pass holds, so that two workers, and any two passes, give the same
+numbers. The figures are for width 256 in BF16 with 6 query heads a key/value head on an H200;
 docs/records/2026-11-29-kernel-prefix-bidir.md has the tables.
 """
 

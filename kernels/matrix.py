@@ -56,8 +56,8 @@ Rows = Tensor | Float8Rows
 def sum_rows_alike() -> None:
     """Let this process's products on a GPU sum each row in one order, whatever rows stand beside it.
 
-    cuBLAS splits the sums of a wide matrix for some numbers of rows, which changes one element in a hundred, and
-    64 layers make of that a probability moved by 0.05. cuBLASLt without splits is as fast on the shapes we serve.
+    cuBLAS splits the sums of a wide matrix for some numbers of rows, which changes one element in a hundred; over
+    64 layers that grows until a probability moves by 0.05. cuBLASLt without splits is as fast on the shapes served.
     """
     torch.backends.cuda.preferred_blas_library("cublaslt")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)

@@ -179,10 +179,10 @@ def _merge_kernel(
 
 
 def cut_attention(segments: Sequence[Segment], shape: AttentionShape) -> Cut:
-    """Cut one pass into tiles, but for the blocks that a library does.
+    """Cut one pass into tiles; long both-ways blocks go whole to a library where it is faster.
 
-    A segment's sums are taken alike in any pass and on every device of a kind, so neither company nor another
-    worker changes a bit of its rows.
+    How a segment's sums are taken depends on that segment and the kind of device alone, so neither company nor
+    another worker changes a bit of its rows.
 
     Raises:
         ValueError: H is no multiple of HK, D is not 16 to 256, no tile fits the device, or the segments overlap

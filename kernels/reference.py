@@ -314,7 +314,7 @@ def qk_norm_rope_store(
         sin: [T, R].
         k_pool: [P, HK, D], written.
         v_pool: [P, HK, D], written.
-        slot_mapping: [T] int64, each row's pool row.
+        slot_mapping: [T] int64, each row's pool row; all at least 0, since nothing here is padded.
         heads: number of query heads; 0 when only K and V are wanted.
         kv_heads: HK.
         head_dim: D.

@@ -67,7 +67,7 @@ class DecisionEngine:
     ) -> None:
         """Assemble an engine from its parts.
 
-        `identity` tells checkpoints apart in state keys; `pass_rows` bounds what one pass may need of memory.
+        `identity` tells checkpoints apart in state keys; no pass has more than `pass_rows` rows.
         """
         self.info = info
         self.backbone = backbone

@@ -51,7 +51,7 @@ class PassRows:
 
     @property
     def question_segments(self) -> tuple[Segment, ...]:
-        """The questions' segments in a pass that has no state rows."""
+        """The questions' segments, their rows counted from the first question row."""
         shift = self.state_rows
         return tuple(s._replace(start=s.start - shift) for s in self.segments if s.start >= shift)
 

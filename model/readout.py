@@ -57,7 +57,7 @@ def _normalised(values: list[float]) -> list[float]:
 
 
 def confidence(probabilities: Sequence[float]) -> float:
-    """1 - H(p) / ln n, within [0, 1]: how far the distribution is from even; 1 for a single option."""
+    """How far a distribution is from even, as the reference runtime counts it: 1 - H(p) / ln n; 1 for one option."""
     if len(probabilities) < 2:
         return 1.0
     entropy = -math.fsum(p * math.log(p) for p in probabilities if p > 0)

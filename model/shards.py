@@ -81,6 +81,9 @@ def text_tensors(
 
     Yields:
         (name in the file, name in the backbone, tensor on `device`), one tensor at a time.
+
+    Raises:
+        InvalidCheckpoint: the file is missing or damaged, or a tensor is of a type that no package holds.
     """
     with _opened(path) as file:
         names = {stored: name for stored in file.offset_keys() if (name := text_name(stored)) is not None}

@@ -39,7 +39,10 @@ class CacheStats:
 
 
 class RangeAllocator:
-    """Hands out contiguous ranges of rows: the lowest gap that fits, or the highest for short-lived ones."""
+    """Hands out contiguous ranges: the lowest gap that fits, or the highest for short-lived ones.
+
+    It counts rows of a pool here, and bytes of host memory in `HostTier`.
+    """
 
     def __init__(self, rows: int) -> None:
         self.rows = rows

@@ -14,8 +14,6 @@ from d3serve.model.prompt import Tokens
 from d3serve.model.state_cache import Entry, StateCache
 from d3serve.schemas import Question
 
-# Rows of one pass, unless its first question needs more: bounds activations, and more rows gain nothing.
-
 
 @dataclass(frozen=True)
 class PreparedJob:
