@@ -10,18 +10,19 @@ from starlette.exceptions import HTTPException
 
 from d3serve import __version__
 from d3serve.api import routes_jobs, routes_service, routes_sync, routes_webhooks
-from d3serve.api.auth import make_key_ring
 from d3serve.api.background import Background
 from d3serve.api.dependencies import Parts
 from d3serve.api.edge import Edge, HTTPMetrics
 from d3serve.api.openapi import describe
 from d3serve.api.problems import problem, problem_response
 from d3serve.api.served import ServedModels
+from d3serve.api_keys import make_key_ring
 from d3serve.egress import EgressPolicy
 from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.settings import Settings
 from d3serve.store.hooks import HookStore
 from d3serve.store.jobs import JobStore
+from d3serve.wording import complaint
 
 
 def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore] = JobStore.open) -> FastAPI:
@@ -76,14 +77,14 @@ def _refuse(request: Request, error: Exception) -> Response:
             return problem_response(_parameter_error(error), **where)
         case HTTPException():  # no such path, or no such method on it
             code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-            detail = f"{request.method} {request.url.path}: {error.detail.lower()}"
+            detail = f"{request.method} {request.url.path}: {error.detail.lower()}; see /openapi.json"
             return problem(error.status_code, code, detail, headers=error.headers, **where)
         case _:
             raise error
 
 
 def _parameter_error(error: RequestValidationError) -> InvalidRequest:
-    """FastAPI's complaint about a path or query parameter, in our words and without the input."""
+    """FastAPI's complaint about a path or query parameter, in our words."""
     first = error.errors()[0]
     name = str(first["loc"][-1])
-    return InvalidRequest(f"{name}: {first['msg'].replace('Input should', 'must')}", field=name)
+    return InvalidRequest(f"{name} {complaint(first)}", field=name)

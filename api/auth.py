@@ -1,6 +1,5 @@
 """Who calls, what it may do, and how often: API keys, scopes, rate limits."""
 
-import ipaddress
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,8 +9,7 @@ from fastapi import Depends, Request
 
 from d3serve.api.dependencies import TheParts
 from d3serve.api_keys import ALL_SCOPES, PUBLIC_TENANT, KeyRing, Scope
-from d3serve.errors import Forbidden, InvalidSettings, RateLimited, Unauthorized
-from d3serve.settings import Settings
+from d3serve.errors import Forbidden, RateLimited, Unauthorized
 
 WINDOW_S: Final = 60
 
@@ -40,30 +38,6 @@ class Allowance:
             "RateLimit-Policy": f'"default";q={self.limit};w={WINDOW_S}',
             "RateLimit": f'"default";r={self.remaining};t={self.resets_in_s}',
         }
-
-
-def make_key_ring(settings: Settings) -> KeyRing | None:
-    """The keys that callers need; None if none are configured, where that is harmless or asked for.
-
-    Raises:
-        InvalidSettings: the API would listen beyond this host with no key asked of anyone.
-    """
-    if settings.api_keys_file is not None:
-        return KeyRing(settings.api_keys_file)
-    if not _is_loopback(settings.host) and not settings.allow_anonymous:
-        raise InvalidSettings(
-            f"refusing to listen on {settings.host} without API keys: make one with `d3serve new-key` and set "
-            "D3SERVE_API_KEYS_FILE, or set D3SERVE_ALLOW_ANONYMOUS=true to serve everyone who can connect",
-            field="host",
-        )
-    return None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _identify(request: Request, keys: KeyRing | None, default_rate: int | None) -> Caller:

@@ -7,10 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from d3serve.api.strict_json import shown
 from d3serve.api.validation import Findings, check_request
 from d3serve.schemas import MAX_LEVELS, MAX_OPTIONS, DecisionRequest
 from d3serve.settings import Settings
+from d3serve.wording import shown
 
 FIELDS: Final = (
     "model",

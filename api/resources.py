@@ -123,7 +123,7 @@ def _model(model: ModelInfo, settings: Settings) -> dict[str, Any]:
         "revision": model.revision,
         "aliases": list(settings.model_alias),
         "limits": {
-            "tokens_per_question": model.validated_length,
+            "tokens_per_question": min(model.max_length, settings.max_interactive_tokens),
             "tokens_per_question_offline": min(model.max_length, settings.max_offline_tokens),
             "questions_per_job": settings.max_questions_per_job,
             "options_per_choice": 255,

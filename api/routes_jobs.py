@@ -18,6 +18,7 @@ from d3serve.api.webhooks import check_job_webhook
 from d3serve.errors import InvalidRequest, JobNotFinished
 from d3serve.schemas import DecisionRequest, DecisionResponse, JobResource, JobStatus
 from d3serve.store.records import JobRecord
+from d3serve.wording import shown
 
 
 class Page(BaseModel):
@@ -86,11 +87,17 @@ async def list_jobs(
     page: Annotated[Page, Query()],
 ) -> Response:
     """The caller's jobs, newest first; `metadata[key]=value` filters by metadata."""
-    metadata = {
-        name[9:-1]: value
-        for name, value in request.query_params.items()
-        if name.startswith("metadata[") and name.endswith("]")
-    }
+    metadata: dict[str, str] = {}
+    for name, value in request.query_params.items():
+        if name.startswith("metadata[") and name.endswith("]"):
+            metadata[name[9:-1]] = value
+        elif (
+            name not in Page.model_fields
+        ):  # a misspelt filter would answer with everybody's jobs as if they matched
+            known = ", ".join(Page.model_fields)
+            raise InvalidRequest(
+                f"{shown(name)} is no filter; there are {known} and metadata[key]", field=name
+            )
     return JSON(
         jobs_page(await parts.store.list_jobs(tenant, metadata=metadata or None, **page.model_dump()))
     )

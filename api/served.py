@@ -4,11 +4,11 @@ import time
 from pathlib import Path
 from typing import Final
 
-from d3serve.api.strict_json import shown
 from d3serve.errors import ModelNotFound
 from d3serve.schemas import ModelInfo
 from d3serve.settings import Settings
 from d3serve.store.jobs import JobStore
+from d3serve.wording import shown
 
 REFRESH_S: Final = 1.0  # a submission should not cost a look at the workers each time
 
@@ -51,8 +51,9 @@ class ServedModels:
 
 def configured_name(settings: Settings) -> str:
     """What a worker will call the configured model: a Hub id as it is, a folder by its name (not its path)."""
-    is_folder = settings.model.startswith(("/", ".", "~"))
-    return Path(settings.model).resolve().name if is_folder else settings.model
+    folder = Path(settings.model).expanduser()
+    is_folder = settings.model.startswith(("/", ".", "~")) or folder.is_dir()
+    return folder.resolve().name if is_folder else settings.model
 
 
 def full_name(model: ModelInfo) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from d3serve.errors import DuplicateKey, InvalidJSON
+from d3serve.wording import shown
 
 # A prompt of 131,072 tokens cannot hold more; 48 MiB of `{},` would cost gigabytes as Python objects.
 MAX_VALUES = 1_000_000
@@ -51,7 +52,7 @@ def read_json(body: bytes, *, max_depth: int) -> Any:
         )
     except json.JSONDecodeError as error:
         raise InvalidJSON(
-            f"the body is not JSON: {error.msg} at line {error.lineno} column {error.colno}"
+            f"the body is not JSON: {error.msg.removesuffix(' at')} at line {error.lineno} column {error.colno}"
         ) from None
     except RecursionError:  # the parser counts its own depth, and stops long before the stack ends
         raise InvalidJSON(f"the body nests deeper than {max_depth} levels") from None
@@ -137,14 +138,3 @@ def _strings(value: Any) -> Iterator[tuple[str, str]]:
             stack += ((path, inner) for inner in part.values())
         elif isinstance(part, list):
             stack += ((path, inner) for inner in part)
-
-
-def shown(value: Any, limit: int = 60) -> str:
-    """`value` for a message: JSON in ASCII without control characters, at most `limit` characters of it."""
-    if isinstance(value, str):
-        text = json.dumps(value[: limit + 1])
-    elif isinstance(value, dict | list):
-        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
-    else:
-        text = json.dumps(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"

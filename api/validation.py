@@ -15,7 +15,6 @@ from pydantic_core import ErrorDetails
 from d3serve import errors
 from d3serve.api.problems import MAX_PROBLEMS
 from d3serve.api.rendering import option_texts, value_text
-from d3serve.api.strict_json import shown
 from d3serve.schemas import (
     MAX_LEVELS,
     MAX_OPTIONS,
@@ -26,6 +25,7 @@ from d3serve.schemas import (
     Question,
 )
 from d3serve.settings import Settings
+from d3serve.wording import complaint, shown
 
 T = TypeVar("T")
 Path = tuple[str | int, ...]
@@ -55,16 +55,6 @@ _ERRORS: Final[Mapping[str, type[errors.InvalidRequest]]] = {
 _OPTIONS_LIMIT: Final = (
     f"{MAX_OPTIONS} options per choice"  # kits count a refusal with these words as unsupported
 )
-_KINDS: Final[Mapping[str, str]] = {
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "model_attributes_type": "must be an object",
-    "list_type": "must be a list",
-    "string_type": "must be a string",
-    "int_type": "must be an integer",
-    "int_from_float": "must be an integer",
-    "bool_type": "must be true or false",
-}
 
 
 class Findings:
@@ -333,8 +323,9 @@ def _finding(error: ErrorDetails, path: Path, code: str) -> tuple[str, Path, str
             f"at most {context['max_length']}" if kind == "too_long" else f"at least {context['min_length']}"
         )
         return code, path, f"holds {len(error['input'])} entries; there may be {bound}"
-    clause = _KINDS.get(kind) or error["msg"].replace("Input should", "must").replace("Value error, ", "")
-    return code, path, f"{clause}, not {shown(error['input'])}"
+    if path[-1] == "[key]" and path[-2] == error["input"]:  # pydantic's name for a key, below the key itself
+        return code, path[:-2], f"has a key {shown(error['input'])}, which {complaint(error)}"
+    return code, path, complaint(error)
 
 
 def pointer(path: Path) -> str:

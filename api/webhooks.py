@@ -66,9 +66,9 @@ async def check_job_webhook(webhook: WebhookTarget | None, parts: Parts, tenant:
     try:
         await parts.hooks.endpoint(tenant, str(webhook.endpoint_id))
     except NotFound as error:
-        raise InvalidRequest(
-            f"job.webhook.endpoint_id: {error.message}", field="job.webhook.endpoint_id"
-        ) from None
+        findings = Findings()
+        findings.add("invalid_request", ("job", "webhook", "endpoint_id"), f"names {error.message}")
+        findings.raise_if_any()
 
 
 def endpoint_resource(endpoint: Endpoint, *, with_secret: bool = False) -> dict[str, Any]:

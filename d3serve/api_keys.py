@@ -6,6 +6,7 @@ is enough) proves it. The file is read again when it changes: adding or removing
 
 import hashlib
 import hmac
+import ipaddress
 import json
 import secrets
 import time
@@ -17,6 +18,8 @@ from pydantic import Field, ValidationError
 
 from d3serve.errors import InvalidSettings, Unauthorized
 from d3serve.schemas import Wire
+from d3serve.settings import Settings
+from d3serve.wording import complaint
 
 Scope = Literal["jobs:read", "jobs:write", "webhooks", "admin"]
 ALL_SCOPES: Final[tuple[Scope, ...]] = ("jobs:read", "jobs:write", "webhooks", "admin")
@@ -58,7 +61,8 @@ def new_key(
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise InvalidSettings(f"{first['loc'][0]}: {first['msg']}", field=str(first["loc"][0])) from None
+        name = str(first["loc"][0])
+        raise InvalidSettings(f"{name} {complaint(first)}", field=name) from None
     return key, line
 
 
@@ -99,6 +103,30 @@ class KeyRing:
             self._keys, self._version = read_keys(self._path), version
 
 
+def make_key_ring(settings: Settings) -> KeyRing | None:
+    """The keys that callers need; None if none are configured, where that is harmless or asked for.
+
+    Raises:
+        InvalidSettings: the API would listen beyond this host with no key asked of anyone.
+    """
+    if settings.api_keys_file is not None:
+        return KeyRing(settings.api_keys_file)
+    if not _is_loopback(settings.host) and not settings.allow_anonymous:
+        raise InvalidSettings(
+            f"refusing to listen on {settings.host} without API keys: make one with `d3serve new-key` and set "
+            "D3SERVE_API_KEYS_FILE, or set D3SERVE_ALLOW_ANONYMOUS=true to serve everyone who can connect",
+            field="host",
+        )
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def read_keys(path: Path) -> Mapping[str, ApiKey]:
     """The keys in a file, by id.
 
@@ -127,11 +155,18 @@ def read_keys(path: Path) -> Mapping[str, ApiKey]:
 
 
 def append_key(path: Path, line: ApiKey) -> None:
-    """Add a line to the file, which only its owner may read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line.model_dump()) + "\n")
+    """Add a line to the file, which only its owner may read.
+
+    Raises:
+        InvalidSettings: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line.model_dump()) + "\n")
+    except OSError as error:
+        raise InvalidSettings(f"cannot write {path}: {error.strerror}", field="file") from None
 
 
 def _version(path: Path) -> tuple[int, int, int]:

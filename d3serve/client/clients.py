@@ -9,9 +9,19 @@ import httpx
 
 from d3serve.client import protocol
 from d3serve.client.protocol import Event, EventReader, Job, JobPage, Outcome, Send, Sleep, Steps, T
-from d3serve.errors import StorageUnavailable
+from d3serve.errors import InvalidRequest, StorageUnavailable
 
 DEFAULT_MODEL = "jev-latest"
+
+
+def _address(base_url: str) -> httpx.URL:
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise InvalidRequest(f"{base_url!r} is no URL: {error}", field="base_url") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise InvalidRequest(f"{base_url!r} must begin with http:// or https://", field="base_url")
+    return url
 
 
 def _headers(api_key: str | None) -> dict[str, str]:
@@ -26,12 +36,16 @@ def _body(
 
 
 class Client:
-    """A blocking client. Every method retries what retrying can mend, and raises `d3serve.errors` for the rest."""
+    """A blocking client. Every method retries what retrying can mend, and raises `d3serve.errors` for the rest.
+
+    Raises:
+        InvalidRequest: `base_url` is no http or https URL.
+    """
 
     def __init__(
         self, base_url: str, *, api_key: str | None = None, transport: httpx.BaseTransport | None = None
     ) -> None:
-        self._http = httpx.Client(base_url=base_url, headers=_headers(api_key), transport=transport)
+        self._http = httpx.Client(base_url=_address(base_url), headers=_headers(api_key), transport=transport)
 
     def __enter__(self) -> Self:
         return self
@@ -156,7 +170,9 @@ class AsyncClient:
     def __init__(
         self, base_url: str, *, api_key: str | None = None, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        self._http = httpx.AsyncClient(base_url=base_url, headers=_headers(api_key), transport=transport)
+        self._http = httpx.AsyncClient(
+            base_url=_address(base_url), headers=_headers(api_key), transport=transport
+        )
 
     async def __aenter__(self) -> Self:
         return self

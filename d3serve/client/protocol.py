@@ -9,12 +9,21 @@ import random
 import time
 import uuid
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote
 
 import httpx
 
-from d3serve.errors import D3ServeError, InternalError, JobNotFinished, StorageUnavailable, error_class
+from d3serve.errors import (
+    D3ServeError,
+    InternalError,
+    InvalidRequest,
+    JobNotFinished,
+    StorageUnavailable,
+    error_class,
+)
 
 POLL_S: Final = 30.0  # one long poll: below the minute after which proxies cut a silent connection
 CONNECT_S: Final = 10.0
@@ -94,17 +103,29 @@ class Event:
     data: Any
 
 
+def _path(job_id: str) -> str:
+    """Where a job is; whatever its id holds, it stays one step of a path."""
+    return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
 def submit(body: Mapping[str, Any], idempotency_key: str | None) -> Steps[Job]:
-    """Post a job. A key is made if none is given, so that trying again can never make a second job."""
+    """Post a job. A key is made if none is given, so that trying again can never make a second job.
+
+    Raises:
+        InvalidRequest: the body is no JSON: it holds NaN, half a surrogate pair, or a value of another type.
+    """
     headers = {"Content-Type": "application/json", "Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-    content = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    try:
+        content = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"the request cannot be written as JSON: {error}") from None
     response = yield from send(Send("POST", "/v1/jobs", content=content, headers=headers))
     return Job.from_json(response.json())
 
 
 def get(job_id: str) -> Steps[Job]:
     """Read a job, with its result if it has one."""
-    response = yield from send(Send("GET", f"/v1/jobs/{job_id}", {"include": "result"}))
+    response = yield from send(Send("GET", _path(job_id), {"include": "result"}))
     return Job.from_json(response.json())
 
 
@@ -118,7 +139,7 @@ def wait(job_id: str, timeout_s: float | None) -> Steps[Job]:
     while True:
         left = POLL_S if until is None else max(0.0, min(POLL_S, until - time.monotonic()))
         params = {"include": "result", "wait": round(left, 3)}
-        response = yield from send(Send("GET", f"/v1/jobs/{job_id}", params, read_s=left + ANSWER_S))
+        response = yield from send(Send("GET", _path(job_id), params, read_s=left + ANSWER_S))
         job = Job.from_json(response.json())
         if job.done:
             return job
@@ -134,14 +155,14 @@ def result(job_id: str) -> Steps[Mapping[str, Any]]:
     Raises:
         JobNotFinished: there is none yet; or the error by which the job failed.
     """
-    response = yield from send(Send("GET", f"/v1/jobs/{job_id}/result"))
+    response = yield from send(Send("GET", f"{_path(job_id)}/result"))
     body: Mapping[str, Any] = response.json()
     return body
 
 
 def act(method: str, job_id: str, action: str = "") -> Steps[Job | None]:
     """Cancel, retry (`POST` with the action) or erase (`DELETE`)."""
-    response = yield from send(Send(method, f"/v1/jobs/{job_id}{action}"))
+    response = yield from send(Send(method, f"{_path(job_id)}{action}"))
     return Job.from_json(response.json()) if response.content else None
 
 
@@ -171,7 +192,16 @@ def send(request: Send) -> Steps[httpx.Response]:
         yield Sleep(pause_s(outcome, attempt))
     if isinstance(outcome, httpx.Response):
         raise refusal(outcome)
-    raise StorageUnavailable(f"no answer from the server: {outcome}") from outcome
+    raise StorageUnavailable(f"no answer from {_origin(outcome)}: {outcome}") from outcome
+
+
+def _origin(outcome: Outcome) -> str:
+    """The server that gave no answer, as far as is known."""
+    if isinstance(outcome, httpx.TransportError):
+        with suppress(RuntimeError):  # nothing was sent
+            url = outcome.request.url
+            return f"{url.scheme}://{url.netloc.decode()}"
+    return "the server"
 
 
 def pause_s(outcome: Outcome, attempt: int) -> float:
@@ -213,7 +243,7 @@ class EventReader:
         headers = {"Accept": "text/event-stream"}
         if self.last_id is not None:
             headers["Last-Event-ID"] = self.last_id
-        return Send("GET", f"/v1/jobs/{job_id}/events", headers=headers)
+        return Send("GET", f"{_path(job_id)}/events", headers=headers)
 
     def feed(self, line: str) -> Iterator[Event]:
         """Take one line; give the event that it completes, if it does."""
