@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from d3serve.client import Client
@@ -18,23 +19,22 @@ def build_request(
     """A System One body from command-line arguments; `choice` and `score` read `question: a | b | c`.
 
     Raises:
-        InvalidRequest: no state, no question, or one without options.
+        InvalidRequest: no state, no question, one without options, or one asked twice.
     """
     if state is None:
         raise InvalidRequest("give a request file, or --state and at least one question", field="state")
-    questions: dict[str, Any] = {}
-    for text in yes_no:
-        questions[text] = {"type": "noul", "instructions": text}
+    asked: list[tuple[str, dict[str, Any]]] = [(text, {"type": "noul"}) for text in yes_no]
     for text in choice:
         instructions, options = _options(text)
-        questions[instructions] = {
-            "type": "choice",
-            "instructions": instructions,
-            "criteria": dict.fromkeys(options),
-        }
+        asked.append((instructions, {"type": "choice", "criteria": dict.fromkeys(options)}))
     for text in score:
         instructions, options = _options(text)
-        questions[instructions] = {"type": "score", "instructions": instructions, "criteria": options}
+        asked.append((instructions, {"type": "score", "criteria": options}))
+    questions: dict[str, Any] = {}
+    for instructions, question in asked:
+        if instructions in questions:
+            raise InvalidRequest(f"{instructions!r} is asked twice", field="questions")
+        questions[instructions] = {**question, "instructions": instructions}
     if not questions:
         raise InvalidRequest("ask something: --yes-no, --choice or --score", field="questions")
     return {"state": state, "questions": questions}
@@ -56,10 +56,12 @@ def read_request(path: Path) -> dict[str, Any]:
     """
     try:
         body = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(f"{path}: {error}", field="request") from None
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}", field="request") from None
+    except ValueError as error:
+        raise InvalidRequest(f"{path} holds no JSON: {error}", field="request") from None
     if not isinstance(body, dict):
-        raise InvalidRequest(f"{path}: holds no JSON object", field="request")
+        raise InvalidRequest(f"{path} holds no JSON object", field="request")
     return body
 
 
@@ -69,7 +71,7 @@ def ask(url: str, body: Mapping[str, Any], *, api_key: str | None, console: Cons
     Raises:
         D3ServeError: the server refused it or cannot be reached.
     """
-    with Client(url, api_key=api_key) as client, console.status("queued") as line:
+    with Client(url, api_key=api_key) as client, console.status(f"waiting for {url}") as line:
         job = client.submit_body(body)
         for event in client.events(job.id):
             line.update(event.name)
@@ -83,14 +85,19 @@ def show(job: Mapping[str, Any], console: Console, truths: Mapping[str, str] | N
     """
     if job["status"] != "succeeded":
         error = job.get("error") or {}
-        console.print(f"[red]{job['status']}[/red] {error.get('code', '')}: {error.get('message', '')}")
+        reason = f": {error['message']}" if error else ""
+        console.print(
+            f"[red]{job['status']}[/red] {error.get('code', '')}{escape(reason)}",
+            highlight=False,
+            soft_wrap=True,
+        )
         return False
     result = job["result"]
-    table = Table("question", "answer", "probability", "confidence", title=result["model"])
+    table = Table("question", "answer", "probability", "confidence", title=escape(result["model"]))
     if truths:
         table.add_column("truth")
     for name, answer in result["answers"].items():
-        table.add_row(name, *_row(answer), *([truths[name]] if truths else []))
+        table.add_row(escape(name), *_row(answer), *([truths[name]] if truths else []))
     console.print(table)
     usage = result["usage"]
     console.print(
@@ -106,10 +113,10 @@ def _row(answer: Mapping[str, Any]) -> tuple[str, str, str]:
             return ("yes" if answer["noul"] >= 0.5 else "no", f"{answer['noul']:.3f}", "")
         case "choice":
             best = answer["choice"]
-            return (best, f"{answer['probabilities'][best]:.3f}", f"{answer['confidence']:.3f}")
+            return (escape(best), f"{answer['probabilities'][best]:.3f}", f"{answer['confidence']:.3f}")
         case "score":
             level = max(answer["probabilities"], key=answer["probabilities"].__getitem__)
             shown = f"{answer['score']:.2f} ({answer['legend'][level]})"
-            return (shown, f"{answer['probabilities'][level]:.3f}", f"{answer['confidence']:.3f}")
+            return (escape(shown), f"{answer['probabilities'][level]:.3f}", f"{answer['confidence']:.3f}")
         case _:
             return (f"[red]{answer['error']['code']}[/red]", "", "")

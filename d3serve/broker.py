@@ -78,9 +78,16 @@ class EmbeddedBroker:
         """Start the server and return when it answers.
 
         Raises:
-            BrokerUnavailable: another one uses the data directory, or it did not answer in 10 s.
+            BrokerUnavailable: another one uses the data directory, it cannot be written, or the server did not
+                answer in 10 s.
         """
-        self._dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (self._dir / "broker.lock").touch()
+        except OSError as error:
+            raise BrokerUnavailable(
+                f"cannot write to {self._dir}: {error.strerror}; choose another with --data-dir (D3SERVE_DATA_DIR)"
+            ) from None
         if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
             self._socket_dir = Path(tempfile.mkdtemp(prefix="d3serve-"))
             self.socket = self._socket_dir / "valkey.sock"

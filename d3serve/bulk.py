@@ -22,25 +22,38 @@ def submit_file(
     A job's key follows from its line, so a line that was submitted just before a crash finds its job again.
 
     Raises:
-        InvalidRequest: a file cannot be read, or a line is no JSON object; names the line.
+        InvalidRequest: a file cannot be read or written, a line is no JSON object, or a result belongs to another
+            request than the one on its line; names the line.
         StorageUnavailable: the server went away; run it again to go on.
     """
     lines, known = read_lines(requests), read_results(out)
+    for number, row in known.items():
+        if number not in lines or row["request"] != _digest(number, lines[number]):
+            raise InvalidRequest(
+                f"{out} holds the result of another request for line {number}: give {requests} an --out of its own",
+                field="out",
+            )
     failed = sum(1 for row in known.values() if row["status"] != "succeeded")
     waiting = [number for number in lines if number not in known]
-    with out.open("a", encoding="utf-8") as file:
+    try:
+        file = out.open("a", encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {out}: {error.strerror}", field="out") from None
+    with file:
         try:
-            return failed + asyncio.run(_submit_all(lines, waiting, file, url, api_key, at_once, console))
+            failed += asyncio.run(_submit_all(lines, waiting, file, url, api_key, at_once, console))
         except ExceptionGroup as group:  # of the same trouble, many times over
             raise group.exceptions[0] from None
+    if failed:
+        console.print(
+            f"{failed} of {len(lines)} did not succeed: {out} says why", highlight=False, soft_wrap=True
+        )
+    return failed
 
 
 def read_lines(path: Path) -> dict[int, dict[str, Any]]:
     """The JSON objects of a file, by line number."""
-    try:
-        texts = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{path}: {error}", field="requests") from None
+    texts = _text(path, "requests").split("\n")
     found: dict[int, dict[str, Any]] = {}
     for number, text in enumerate(texts, 1):
         if not text.strip():
@@ -60,17 +73,33 @@ def read_results(path: Path) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     if not path.exists():
         return found
-    text = path.read_text("utf-8")
+    text = _text(path, "out")
     if text and not text.endswith("\n"):
         text = text[: text.rfind("\n") + 1]
         path.write_text(text, "utf-8")
-    for line in text.splitlines():
+    for line in text.split("\n")[:-1]:
         try:
             row = json.loads(line)
-            found[int(row["line"])] = row
+            found[int(row["line"])] = {"request": row["request"], "status": row["status"], **row}
         except (ValueError, KeyError, TypeError):
             raise InvalidRequest(f"{path} holds a line that is no result of ours", field="out") from None
     return found
+
+
+def _text(path: Path, field: str) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}", field=field) from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"{path} is not UTF-8: {error.reason} at byte {error.start}", field=field
+        ) from None
+
+
+def _digest(number: int, body: Mapping[str, Any]) -> str:
+    """What makes a line the one that it is: its place and its request."""
+    return hashlib.sha256(json.dumps([number, body]).encode()).hexdigest()
 
 
 async def _submit_all(
@@ -109,18 +138,14 @@ async def _submit_all(
 
 async def _row(client: AsyncClient, number: int, body: Mapping[str, Any]) -> dict[str, Any]:
     """One line's outcome. What the server refuses for good is an outcome; a server that is away is not."""
-    text = json.dumps([number, body])
-    key = "submit-" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    digest = _digest(number, body)
+    row: dict[str, Any] = {"line": number, "request": digest}
     try:
-        job = await client.wait((await client.submit_body(body, idempotency_key=key)).id)
+        job = await client.wait((await client.submit_body(body, idempotency_key=f"submit-{digest}")).id)
     except D3ServeError as error:
         if error.retryable:
             raise
-        return {
-            "line": number,
-            "id": None,
-            "status": "refused",
-            "error": {"code": error.code, "message": error.message},
-        }
-    row = {"line": number, "id": job.id, "status": job.status}
+        refusal = {"code": error.code, "message": error.message}
+        return {**row, "id": None, "status": "refused", "error": refusal}
+    row |= {"id": job.id, "status": job.status}
     return row | ({"result": job.result} if job.result is not None else {"error": job.error})

@@ -14,10 +14,11 @@ from rich.table import Table
 from d3serve import api_keys, supervisor
 from d3serve import ask as asking
 from d3serve.demo import REQUEST, TRUTHS
-from d3serve.errors import D3ServeError
+from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.local import run_apis, running
 from d3serve.logs import configure_logging
 from d3serve.settings import Settings
+from d3serve.store.connect import require_url
 
 app = typer.Typer(
     name="d3serve",
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console(stderr=True)
+TABLE_WIDTH = 100  # whatever the terminal's: a checkpoint's name cut to fit cannot be pulled
 STOP_WAITERS_S = 5  # a long poll must not hold up the end of the process
 
 Model = Annotated[str | None, typer.Option(help="Local folder or Hub id of the checkpoint.")]
@@ -41,7 +43,7 @@ TrustRemoteCode = Annotated[
 Lanes = Annotated[
     list[str] | None, typer.Option("--lane", help="interactive or offline; may be given twice. Unset: both.")
 ]
-RedisUrl = Annotated[str | None, typer.Option(help="Redis-protocol server; unset: `up` starts one.")]
+RedisUrl = Annotated[str | None, typer.Option(help="Redis-protocol server; only `up` starts one if unset.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of the embedded broker.")]
@@ -82,6 +84,7 @@ def api(
 ) -> None:
     """Run the HTTP API alone."""
     settings = Settings.load(redis_url=redis_url, host=host, port=port, model=model, api_processes=processes)
+    require_url(settings)
     if fd is None and settings.api_processes > 1:
         raise typer.Exit(run_apis(settings))
     import uvicorn
@@ -121,7 +124,10 @@ def new_key(
     file: Annotated[Path, typer.Argument(help="File of keys; see D3SERVE_API_KEYS_FILE. Made if missing.")],
     tenant: Annotated[str, typer.Option(help="Whose jobs the key sees.")] = "main",
     scope: Annotated[
-        list[str] | None, typer.Option(help="What it may do; may be given several times.")
+        list[str] | None,
+        typer.Option(
+            help=f"{', '.join(api_keys.ALL_SCOPES)}; may be given several times. Unset: all but admin.",
+        ),
     ] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="Limit of this key.")] = None,
 ) -> None:
@@ -163,6 +169,9 @@ def ask(
     api_key: Key = None,
 ) -> None:
     """Ask a running server: post a job, wait for it, print the answers."""
+    flags = state is not None or yes_no or choice or score
+    if request and flags:
+        raise InvalidRequest("give a request file or --state with questions, not both", field="request")
     body = (
         asking.read_request(request)
         if request
@@ -196,13 +205,14 @@ def models() -> None:
     """List the published checkpoints: what each needs, and why one cannot be served."""
     from d3serve.model.registry import PUBLISHED
 
-    table = Table("checkpoint", "revision", "weights", "attention", "GPU memory", "", box=None)
+    table = Table("checkpoint", "revision", "weights", "attention", "GPU memory", box=None, pad_edge=False)
     for each in PUBLISHED:
         row = (each.repository, each.revision or "newest", each.weights, each.attention_mode)
-        table.add_row(
-            *row, f"{each.memory_gib} GiB", each.refusal or "", style="dim" if each.refusal else None
-        )
-    Console().print(table)
+        table.add_row(*row, f"{each.memory_gib} GiB", style="dim" if each.refusal else None)
+    Console(width=TABLE_WIDTH).print(table)
+    for each in PUBLISHED:
+        if each.refusal:
+            typer.echo(f"{each.repository} cannot be served: {each.refusal}")
 
 
 @app.command()
@@ -220,7 +230,9 @@ def pull(
 
 
 @app.command()
-def check(package: Annotated[Path, typer.Argument(help="Folder of a checkpoint.")]) -> None:
+def check(
+    package: Annotated[Path, typer.Argument(help="Folder of a checkpoint.", exists=True, file_okay=False)],
+) -> None:
     """Check a checkpoint's files against its manifest and say what it is; exit with 1 if anything differs."""
     from d3serve.model.manifest import check_package
 

@@ -8,6 +8,7 @@ from socket import socket
 
 import httpx
 
+from d3serve.api_keys import make_key_ring
 from d3serve.broker import running_broker
 from d3serve.settings import METRICS_FOLDER, Settings
 from d3serve.supervisor import ProcessTree, listening
@@ -21,8 +22,12 @@ def running(settings: Settings) -> Iterator[tuple[ProcessTree, str]]:
     """The tree and the API's address, once a worker has loaded the model; everything ends with the block.
 
     Raises:
-        StartupError: the port is taken, a process ended, or nothing came up within half an hour.
+        StartupError: a setting or the API keys are refused, the port is taken, a process ended, or nothing came up
+            within half an hour.
     """
+    make_key_ring(
+        settings
+    )  # the API would refuse to start, but only after a worker has begun to load the model
     tree = ProcessTree()
     with listening(settings.host, settings.port, settings.api_processes) as listeners, \
             running_broker(settings) as redis_url:  # fmt: skip

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from d3serve.errors import InvalidSettings
+from d3serve.wording import complaint
 
 PREFIX = "D3SERVE_"
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's, not ours: it is read when that is imported
@@ -23,7 +25,9 @@ class Settings(BaseSettings):
     # where things are
     redis_url: str | None = Field(
         default=None,
-        description="Redis-protocol server (redis://, rediss://, unix://). Unset: `d3serve up` starts one.",
+        pattern=r"^(redis|rediss|unix|sentinel)://",
+        description="Redis-protocol server (redis://, rediss://, unix://, sentinel://). Unset: `d3serve up` starts "
+        "one.",
     )
     namespace: str = Field(
         default="default",
@@ -132,7 +136,9 @@ class Settings(BaseSettings):
     lanes: tuple[Literal["interactive", "offline"], ...] = Field(
         default=("interactive", "offline"), description="Lanes that this worker serves."
     )
-    max_wait_s: float = Field(default=60.0, ge=0, description="Longest `?wait=`.")
+    max_wait_s: float = Field(
+        default=60.0, ge=30, description="Longest `?wait=`; our clients ask for up to 30 s."
+    )
     sync_wait_s: float = Field(
         default=9.0, gt=0, description="How long a synchronous call waits; below the SDK's 10 s."
     )
@@ -180,10 +186,10 @@ class Settings(BaseSettings):
             raise InvalidSettings(f"unknown setting {unknown[0]}: see docs/settings.md", field=unknown[0])
         try:
             return cls(**{k: v for k, v in overrides.items() if v is not None})
+        except SettingsError as error:  # a list that is no JSON; names the field
+            raise InvalidSettings(f"{error}; lists are JSON, see docs/settings.md") from None
         except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"])
-            raise InvalidSettings(f"{PREFIX}{name.upper()}: {first['msg']}", field=name) from None
+            raise _refusal(error.errors()[0]) from None
 
     def to_env(self) -> dict[str, str]:
         """The same settings as environment variables, for a child process."""
@@ -192,3 +198,12 @@ class Settings(BaseSettings):
             PREFIX + name.upper(): value if isinstance(value, str) else json.dumps(value)
             for name, value in dumped.items()
         }
+
+
+def _refusal(error: ErrorDetails) -> InvalidSettings:
+    """Pydantic's first complaint in our words; a URL may hold a password and is not shown."""
+    name = ".".join(str(part) for part in error["loc"])
+    clause = complaint(error)
+    if name == "redis_url":
+        clause = "must begin with redis://, rediss://, unix:// or sentinel://"
+    return InvalidSettings(f"{PREFIX}{name.upper()} {clause}", field=name)

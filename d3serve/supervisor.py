@@ -36,6 +36,7 @@ class ProcessTree:
             command,
             env={**os.environ, **env},
             stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,  # ours log to standard error; Celery's farewell would end up among the answers
             pass_fds=pass_fds,
             start_new_session=True,
         )
@@ -50,8 +51,9 @@ class ProcessTree:
         while not ready():
             ended = self.ended()
             if ended:
+                code = self._children[ended].returncode
                 raise StartupError(
-                    f"the {ended} process ended with exit code {self._children[ended].returncode}"
+                    f"the {ended} process ended with exit code {code}; what it logged above says why"
                 )
             if time.monotonic() > deadline:
                 raise StartupError(f"{what} did not come up within {timeout_s:g} s")

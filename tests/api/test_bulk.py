@@ -70,3 +70,42 @@ def test_another_file_is_not_taken_for_results(files):
     files[1].write_text('{"state": 1}\n')
     with pytest.raises(InvalidRequest, match="no result of ours"):
         run(files, "http://127.0.0.1:9")
+
+
+def test_a_line_that_is_no_json_for_the_server_is_an_outcome_like_any_other(files, service, take_turns):
+    lines = files[0].read_text().splitlines()
+    lines[0], lines[1] = '{"state": NaN, "questions": {}}', '{"state": "\\ud83d", "questions": {}}'
+    files[0].write_text("\n".join(lines))
+    with take_turns():
+        assert run(files, service) == 3
+    rows = read_results(files[1])
+    assert [rows[line]["status"] for line in (1, 2, 4, 5)] == ["refused"] * 3 + ["succeeded"]
+
+
+def test_what_did_not_succeed_is_said_at_the_end_and_again(files, service, take_turns):
+    for _ in range(2):
+        screen = Console(file=io.StringIO(), width=40)
+        with take_turns():
+            submit_file(*files, url=service, api_key=None, at_once=8, console=screen)
+        assert f"1 of 12 did not succeed: {files[1]} says why" in screen.file.getvalue()
+
+
+def test_results_of_other_requests_are_not_taken_for_these(files, service, take_turns):
+    with take_turns():
+        run(files, service)
+    files[0].write_text(files[0].read_text().replace("state 7", "state seven"))
+    with pytest.raises(InvalidRequest, match="another request for line 8"):
+        run(files, service)
+
+
+def test_a_line_separator_inside_a_text_does_not_end_a_line(files, service, take_turns):
+    row = {"state": "one\u2028two", "questions": {"q": NOUL}}
+    files[0].write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    with take_turns():
+        assert run(files, service) == 0
+
+
+def test_an_output_that_cannot_be_written_is_refused(files, tmp_path):
+    for out in (tmp_path, tmp_path / "none" / "out.jsonl"):
+        with pytest.raises(InvalidRequest, match=r"cannot (read|write)"):
+            run((files[0], out), "http://127.0.0.1:9")

@@ -1,0 +1,99 @@
+"""The command line used wrongly: one line that says what to do, before anything is started, never a traceback."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from d3serve import ask, supervisor
+from d3serve.errors import InvalidRequest, InvalidSettings, StartupError
+from d3serve.local import running
+from d3serve.settings import Settings
+
+FILE = Path(__file__)
+
+
+def d3serve(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "d3serve", *arguments]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("D3SERVE_")}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=clean | env)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "words"),
+    [
+        (["up", "--redis-url", "localhost:6379"], {}, "D3SERVE_REDIS_URL must begin with redis://"),
+        (["up", "--port", "0", "--data-dir", str(FILE)], {}, "choose another with --data-dir"),
+        (["up", "--port", "0", "--host", "0.0.0.0"], {}, "refusing to listen on 0.0.0.0"),  # noqa: S104 - refused
+        (["up", "--port", "99999"], {}, "D3SERVE_PORT must be less than or equal to 65535, not 99999"),
+        (["api", "--port", "0"], {}, "set D3SERVE_REDIS_URL"),
+        (["worker"], {"D3SERVE_LANES": "interactive"}, "lists are JSON"),
+        (["new-key", str(FILE.parent)], {}, "cannot write"),
+        (["submit", str(FILE.parent), "--out", "x"], {}, "cannot read"),
+        (["ask", "--state", "x", "--yes-no", "y", "--url", "localhost:1"], {}, "must begin with http://"),
+        (["ask", str(FILE), "--state", "x"], {}, "not both"),
+        (["ask", str(FILE)], {}, "holds no JSON"),
+    ],
+)
+def test_wrong_usage_is_told_in_one_line(arguments: list[str], env: dict[str, str], words: str) -> None:
+    done = d3serve(*arguments, **env)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1, "more was said, or something was started first"
+
+
+def test_a_password_in_a_url_is_never_shown() -> None:
+    with pytest.raises(InvalidSettings) as caught:
+        Settings.load(redis_url="redis:/:hunter2@host")
+    assert "hunter2" not in caught.value.message
+
+
+def test_a_public_address_without_keys_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor.ProcessTree, "start", lambda *_: pytest.fail("a process was started"))
+    public = Settings(host="0.0.0.0", port=0, data_dir=tmp_path)  # noqa: S104 - what must be refused
+    with pytest.raises(InvalidSettings, match="refusing to listen"), running(public):
+        pytest.fail("it runs")
+
+
+def test_a_child_that_ends_points_to_its_log_and_prints_nothing_of_its_own(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    tree = supervisor.ProcessTree()
+    tree.start("worker", ["--help"], {})  # ends at once, with text on standard output
+    try:
+        with pytest.raises(StartupError, match=r"the worker process ended .* above says why"):
+            tree.wait_until(lambda: False, 30, "nothing")
+    finally:
+        tree.stop()
+    assert capfd.readouterr().out == ""
+
+
+def test_a_question_may_be_asked_once() -> None:
+    with pytest.raises(InvalidRequest, match="'Same' is asked twice"):
+        ask.build_request("x", ["Same"], ["Same: a | b"], [])
+
+
+@pytest.mark.parametrize("text", ["[/x]", "[bold]x[/bold]", "[red]"])
+def test_brackets_in_questions_and_options_are_shown_as_they_are(text: str) -> None:
+    usage = {"input_tokens": 1, "computed_tokens": 1, "state_tokens": 1, "state_cached": False}
+    answers: dict[str, Any] = {
+        f"{text} 1": {"type": "noul", "noul": 1.0},
+        f"{text} 2": {"type": "choice", "choice": text, "probabilities": {text: 1.0}, "confidence": 1.0},
+        f"{text} 3": {
+            "type": "score", "score": 0.0, "legend": {"0": text}, "probabilities": {"0": 1.0}, "confidence": 1.0,
+        },
+    }  # fmt: skip
+    job = {"status": "succeeded", "result": {"model": text, "answers": answers, "usage": usage}}
+    screen = io.StringIO()
+    assert ask.show(job, Console(file=screen, width=200))
+    assert screen.getvalue().count(text) == 6
+    screen = io.StringIO()
+    assert not ask.show({"status": "failed", "error": {"code": "c", "message": text}}, Console(file=screen))
+    assert screen.getvalue() == f"failed c: {text}\n"
