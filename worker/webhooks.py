@@ -11,7 +11,7 @@ import json
 import random
 import signal
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -41,6 +41,7 @@ INLINE_RESULT_BYTES: Final = 16_000  # a larger result stays behind its URL
 CLAIM_AT_ONCE: Final = 64
 SENDING_AT_ONCE: Final = 256
 PER_RECEIVER: Final = 4  # deliveries to one receiver at a time
+PER_TENANT = SENDING_AT_ONCE // 2  # one tenant's many receivers, all of which hang, leave room for others
 CROWDED_S: Final = 1.0
 IDLE_S = 0.25
 BREAKER_FAILURES: Final = 5
@@ -77,6 +78,7 @@ class Sender:
         self._outbound = outbound
         self._lease_s = settings.webhook_timeout_s * 2 + 5
         self._receivers: defaultdict[str, Receiver] = defaultdict(Receiver)
+        self._sending: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -120,7 +122,7 @@ class Sender:
         row = await self._store.job_to_tell(job_id)
         job = JobRecord.from_hash(job_id, row) if row else None
         if job is None:  # deleted, or its retention ended before a sender came
-            log.warning("webhooks.job_gone", job=job_id, about=event)
+            log.warning("webhooks.job_gone", job_id=job_id, about=event)
         if job is None or job.webhook is None:
             await self._store.drop(member)
             return None
@@ -155,10 +157,13 @@ class Sender:
     async def _attempt(self, delivery: Delivery) -> None:
         receiver = self._receiver(delivery)
         wait_s = receiver.wait_s(time.monotonic())
+        if self._sending[delivery.tenant] >= PER_TENANT:
+            wait_s = wait_s or CROWDED_S
         if wait_s:
             await self._store.postpone(delivery.id, wait_s)
             return
         receiver.sending += 1
+        self._sending[delivery.tenant] += 1
         try:
             tried, reply = await self._send(delivery)
         except NotFound:
@@ -166,23 +171,27 @@ class Sender:
             return
         finally:
             receiver.sending -= 1
+            self._sending[delivery.tenant] -= 1
         receiver.note(worked=tried.error is None, now=time.monotonic())
         settled = after(delivery, tried, reply, now_s=tried.at)
         if settled.state == "disabled" and settled.endpoint_id is not None:
             await self._disable(settled)
         await self._store.put(settled)
         log.info(
-            "webhooks.try", delivery=delivery.id, job=delivery.job_id, state=settled.state,
+            "webhooks.try", delivery=delivery.id, job_id=delivery.job_id, outcome=settled.state,
             status=tried.status, tries=len(settled.tries), duration_ms=tried.duration_ms,
         )  # fmt: skip
 
     def _receiver(self, delivery: Delivery) -> Receiver:
-        """What is remembered of a delivery's receiver; where there are too many, the idle are forgotten first."""
+        """What is remembered of a delivery's receiver; where there are too many, the idle are forgotten first.
+
+        Of a host that jobs of several tenants name, each has its own: what one sends there must not hold up another.
+        """
         if len(self._receivers) >= MAX_RECEIVERS:
             now = time.monotonic()
             busy = {name: one for name, one in self._receivers.items() if one.wait_s(now) or one.sending}
             self._receivers = defaultdict(Receiver, busy)
-        return self._receivers[delivery.endpoint_id or urlsplit(delivery.url).netloc]
+        return self._receivers[delivery.endpoint_id or f"{delivery.tenant} {urlsplit(delivery.url).netloc}"]
 
     async def _send(self, delivery: Delivery) -> tuple[Try, Reply | None]:
         signing_secrets = await self._store.signing_secrets(delivery)

@@ -1,15 +1,19 @@
 """Logs are one event a line and hold no client's text."""
 
+import ast
 import io
 import json
 import logging
 import sys
+from pathlib import Path
 
 import pytest
 import structlog
 
-from d3serve.logs import configure_logging
+from d3serve.logs import PRIVATE, configure_logging
 from d3serve.settings import Settings
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -49,3 +53,16 @@ def test_an_exception_shows_its_type_and_place_but_not_its_words(log):
 def test_a_level_below_the_setting_is_silent(log):
     structlog.get_logger().debug("x")
     assert log() == []
+
+
+def test_no_event_of_ours_carries_a_field_that_would_be_blanked():
+    """A delivery's state was logged as `state`, and read `[redacted]` in every line."""
+    blanked = []
+    for path in (
+        one for room in ("api", "worker", "d3serve", "model") for one in (ROOT / room).rglob("*.py")
+    ):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("log."):
+                fields = PRIVATE & {one.arg for one in node.keywords}
+                blanked += [f"{path.name}:{node.lineno} {name}" for name in fields]
+    assert blanked == []
