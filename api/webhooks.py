@@ -48,7 +48,7 @@ async def check_target_url(url: str, policy: EgressPolicy, *, field: str) -> Non
         findings = Findings()
         findings.add("invalid_request", tuple(field.split(".")), error.message)
         findings.raise_if_any()
-    except (OSError, UnicodeError):
+    except OSError:
         return
 
 

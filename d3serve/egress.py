@@ -8,6 +8,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -17,8 +18,12 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 RESOLVE_TIMEOUT_S: Final = 5.0
+RESOLVERS: Final = 32
 NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
-NEVER: Final = tuple(map(ipaddress.ip_network, ("169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128")))
+# Link-local, and the metadata services of AWS and Azure that have an address elsewhere.
+NEVER: Final = tuple(
+    map(ipaddress.ip_network, ("169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128", "168.63.129.16/32"))
+)
 
 
 class EgressPolicy:
@@ -34,6 +39,8 @@ class EgressPolicy:
             self._allowed: tuple[Network, ...] = tuple(ipaddress.ip_network(one) for one in allowed)
         except ValueError as error:
             raise InvalidSettings(f"D3SERVE_WEBHOOK_ALLOW: {error}", field="webhook_allow") from None
+        # A name server that never answers holds a thread for half a minute: not one that others wait for.
+        self._resolvers = ThreadPoolExecutor(RESOLVERS, thread_name_prefix="resolver")
 
     def check_url(self, url: str) -> SplitResult:
         """The parts of a URL that may be called as far as its text tells.
@@ -62,12 +69,16 @@ class EgressPolicy:
         """The addresses of a host, all of them allowed.
 
         Raises:
-            InvalidRequest: one of them is not, whichever.
+            InvalidRequest: one of them is not, whichever; or the host is no name that could resolve.
             OSError: it does not resolve.
         """
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        try:
+            async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+                found = await asyncio.get_running_loop().run_in_executor(
+                    self._resolvers, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                )
+        except UnicodeError:  # an empty label, or one of more than 63 characters
+            raise InvalidRequest("must name a host that a name server could know", field="url") from None
         texts = list(dict.fromkeys(str(row[4][0]) for row in found))
         for text in texts:
             if not self.allows(ipaddress.ip_address(text.partition("%")[0])):
@@ -81,7 +92,8 @@ class EgressPolicy:
             return False
         if any(inner.version == net.version and inner in net for net in self._allowed):
             return True
-        return inner.is_global and not inner.is_multicast and not inner.is_reserved
+        site_local = isinstance(inner, ipaddress.IPv6Address) and inner.is_site_local
+        return inner.is_global and not (inner.is_multicast or inner.is_reserved or site_local)
 
 
 def _embedded(address: Address) -> Address:

@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import socket
+import threading
 
 import httpcore
 import pytest
@@ -28,6 +29,8 @@ HOSTILE = [
     "https://[::1]/", "https://[::]/", "https://[::ffff:127.0.0.1]/", "https://[::ffff:169.254.169.254]/",
     "https://[64:ff9b::7f00:1]/", "https://[64:ff9b::a9fe:a9fe]/", "https://[2002:7f00:1::]/", "https://[fe80::1]/",
     "https://[fc00::1]/", "https://[fd00:ec2::254]/", "https://[ff02::1]/", "https://[::127.0.0.1]/",
+    "https://[fec0::1]/", "https://168.63.129.16/",
+    "https://a..b/", "https://.example.com/", f"https://{'a' * 64}.com/",
     "https://localhost/", "https://private.test/", "https://mixed.test/", "https://metadata.test/",
 ]  # fmt: skip
 NAMES = {
@@ -46,7 +49,7 @@ class Watched:
         self.lookups = []
         real = socket.getaddrinfo
 
-        async def getaddrinfo(_loop, host, port, **options):
+        def getaddrinfo(host, port, **options):
             self.lookups.append(host)
             answers = NAMES.get(host)
             if callable(answers):
@@ -55,7 +58,7 @@ class Watched:
                 return real(host, port, flags=0, **options) if not host.endswith(".test") else _nowhere()
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in answers]
 
-        monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "getaddrinfo", getaddrinfo)
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
         monkeypatch.setattr(httpcore.AnyIOBackend, "connect_tcp", self._connect)
 
     async def _connect(self, host, port, *_):
@@ -116,6 +119,19 @@ async def test_the_operator_may_allow_a_network_but_never_the_metadata_service()
     for never in ("169.254.169.254", "fe80::1", "::ffff:169.254.169.254"):
         assert not policy.allows(ipaddress.ip_address(never))
     assert policy.check_url("http://10.1.2.3/").hostname == "10.1.2.3"
+
+
+async def test_name_servers_that_do_not_answer_hold_up_nothing_else(monkeypatch):
+    answer = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer.wait(20) and _nowhere())
+    policy = EgressPolicy()
+    waiting = [asyncio.create_task(policy.resolve("slow.test", 443)) for _ in range(100)]
+    try:
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "served"), 2) == "served"
+    finally:
+        answer.set()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_a_network_that_is_none_stops_the_start():

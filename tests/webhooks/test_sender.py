@@ -35,6 +35,14 @@ async def settled(hooks, count=1, *, state=None, tries=0):
         await asyncio.sleep(0.02)
 
 
+def due(name, tenant, url):
+    """A delivery to be sent now."""
+    return Delivery(
+        id=name, tenant=tenant, job_id="job_1", event="job.failed", url=url, endpoint_id=None, body="{}",
+        created_at=0.0, next_try_at=0.0,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def soon(monkeypatch):
     """Every retry comes within a fifth of a second."""
@@ -172,6 +180,32 @@ async def test_nobody_there_and_no_answer_are_told_apart_in_the_log(finish_job, 
     await finish_job({"url": make_receiver(hang=True).url})
     (silent,) = [one for one in await settled(hooks, 2, state="pending", tries=1) if one.id != refused.id]
     assert "no answer within 1 s" in silent.tries[0].error
+
+
+@pytest.mark.usefixtures("sender", "soon")
+async def test_no_tenant_takes_all_the_places_or_shuts_a_receiver_for_another(
+    hooks, make_receiver, monkeypatch
+):
+    monkeypatch.setattr(webhooks, "PER_TENANT", 2)
+    hanging, shared = [make_receiver(hang=True) for _ in range(4)], make_receiver(*[(500, {})] * 5)
+    for place, receiver in enumerate(hanging):
+        await hooks.put(due(f"msg_hang{place}", "greedy", receiver.url))
+    await asyncio.to_thread(lambda: [one.wait_for(1) for one in hanging[:2]])
+    await hooks.put(due("msg_bad", "clumsy", shared.url + "/wrong"))
+    await asyncio.to_thread(shared.wait_for, 5)
+    began = time.monotonic()
+    await hooks.put(due("msg_good", "acme", shared.url))
+    await settled(hooks, state="delivered")
+    assert time.monotonic() - began < 0.8
+    assert sum(len(one.got) for one in hanging) == 2
+
+
+@pytest.mark.parametrize("url", ["https://a..b/", f"https://{'a' * 64}.com/"])
+@pytest.mark.usefixtures("sender", "soon")
+async def test_a_host_that_can_be_no_name_is_a_failed_try_and_not_tried_for_ever(url, hooks):
+    await hooks.put(due("msg_1", "acme", url))
+    (delivery,) = await settled(hooks, state="pending", tries=3)
+    assert delivery.tries[0].error.startswith("refused: must name a host")
 
 
 @pytest.mark.usefixtures("soon")
