@@ -42,7 +42,6 @@ CLAIM_AT_ONCE: Final = 64
 SENDING_AT_ONCE: Final = 256
 PER_RECEIVER: Final = 4  # deliveries to one receiver at a time
 PER_TENANT = SENDING_AT_ONCE // 2  # one tenant's many receivers, all of which hang, leave room for others
-PER_TENANT = SENDING_AT_ONCE // 2  # one tenant's many receivers, all of which hang, leave room for others
 CROWDED_S: Final = 1.0
 IDLE_S = 0.25
 BREAKER_FAILURES: Final = 5
@@ -79,7 +78,6 @@ class Sender:
         self._outbound = outbound
         self._lease_s = settings.webhook_timeout_s * 2 + 5
         self._receivers: defaultdict[str, Receiver] = defaultdict(Receiver)
-        self._sending: Counter[str] = Counter()
         self._sending: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -173,7 +171,6 @@ class Sender:
             return
         finally:
             receiver.sending -= 1
-            self._sending[delivery.tenant] -= 1
             self._sending[delivery.tenant] -= 1
         receiver.note(worked=tried.error is None, now=time.monotonic())
         settled = after(delivery, tried, reply, now_s=tried.at)
