@@ -79,6 +79,16 @@ class TestCommit:
         assert worker.progress(lease, "deciding", [job_id]) == set()
         assert (await table.jobs.get(job_id, "me")).progress.stage == "finished"
 
+    @pytest.mark.sabotage("progress", "j.status == 'running' and j.lease == ARGV[1]", "j.status == 'running'")
+    async def test_progress_of_a_job_that_another_worker_has_is_no_business_of_the_first(self, table):
+        job_id = await table.submit()
+        stalled, healthy = table.worker("stalled"), table.worker("healthy")
+        old = stalled.claim(1)
+        stalled.free(old.lease, "lost")
+        healthy.claim(2)
+        assert stalled.progress(old.lease, "deciding", [job_id]) == set()
+        assert (await table.jobs.get(job_id, "me")).progress.stage == "preparing"
+
     @pytest.mark.sabotage("commit", "post_webhook(id, j.hook_events, status, now)", "")
     async def test_the_webhook_outbox_is_written_with_the_status(self, table, make_response):
         heard = await table.submit(webhook={"url": "https://example.com/h"})
@@ -156,6 +166,16 @@ class TestFree:
         assert worker.reap().leases == 1
         assert not worker.renew(lease)
         assert (await table.jobs.get(job_id, "me")).status == "queued"
+
+    @pytest.mark.sabotage("renew", "redis.call('ZADD', K('leases'), int(now_ms() + ARGV[2]), ARGV[1])", "")
+    async def test_a_lease_that_is_renewed_is_kept(self, table):
+        job_id = await table.submit()
+        worker = table.worker()
+        lease = worker.claim(1).lease
+        table.redis.zadd(table.key("leases"), {lease: 1})
+        assert worker.renew(lease)
+        assert worker.reap().leases == 0
+        assert (await table.jobs.get(job_id, "me")).status == "running"
 
     async def test_a_lost_wake_is_found_once(self, table):
         await table.submit()
