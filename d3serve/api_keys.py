@@ -111,7 +111,7 @@ def make_key_ring(settings: Settings) -> KeyRing | None:
     """
     if settings.api_keys_file is not None:
         return KeyRing(settings.api_keys_file)
-    if not _is_loopback(settings.host) and not settings.allow_anonymous:
+    if not is_loopback(settings.host) and not settings.allow_anonymous:
         raise InvalidSettings(
             f"refusing to listen on {settings.host} without API keys: make one with `d3serve new-key` and set "
             "D3SERVE_API_KEYS_FILE, or set D3SERVE_ALLOW_ANONYMOUS=true to serve everyone who can connect",
@@ -120,11 +120,12 @@ def make_key_ring(settings: Settings) -> KeyRing | None:
     return None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address leads to this host itself, whoever asks."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def read_keys(path: Path) -> Mapping[str, ApiKey]:

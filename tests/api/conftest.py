@@ -146,7 +146,7 @@ async def app(settings):
 @pytest.fixture
 async def client(app):
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://d3serve.test", timeout=30) as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30) as http:
         yield http
 
 

@@ -308,7 +308,7 @@ async def test_before_any_worker_lives_a_folder_is_known_by_its_name_and_its_pat
     application = create_app(settings.model_copy(update={"model": "/srv/private/tiny-d3"}))
     async with application.router.lifespan_context(application):
         transport = httpx.ASGITransport(application)
-        async with httpx.AsyncClient(transport=transport, base_url="http://d3serve.test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             for name in ("jev-latest", "tiny-d3", "/srv/private/tiny-d3"):
                 assert (await submit(client, model=name))["request"]["model"] == "tiny-d3"
             refused = await client.post("/v1/jobs", json=body(model="gpt-9"))

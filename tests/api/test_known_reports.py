@@ -99,7 +99,7 @@ async def test_a_full_queue_is_a_429_with_a_time_and_no_job(settings, worker):
     application = create_app(settings.model_copy(update={"max_queued_jobs": 3}))
     async with application.router.lifespan_context(application):
         transport = httpx.ASGITransport(application)
-        async with httpx.AsyncClient(transport=transport, base_url="http://d3serve.test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             for number in range(3):
                 await submit(client, state=f"state {number}")
             answer = await client.post("/v1/jobs", json=body(state="one too many"))
@@ -143,7 +143,7 @@ async def test_a_job_still_waits_when_the_api_stops_and_a_waiter_is_told_to_come
     application = create_app(settings)
     async with application.router.lifespan_context(application):
         transport = httpx.ASGITransport(application)
-        client = httpx.AsyncClient(transport=transport, base_url="http://d3serve.test", timeout=30)
+        client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30)
         job = await submit(client)
         poll = asyncio.create_task(client.get(job["urls"]["self"], params={"wait": 20}))
         await asyncio.sleep(0.1)

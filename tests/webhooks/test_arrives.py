@@ -32,7 +32,7 @@ async def api(settings):
     transport = httpx.ASGITransport(application)
     async with (
         application.router.lifespan_context(application),
-        httpx.AsyncClient(transport=transport, base_url="http://d3serve.test") as client,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
     ):
         yield client
 

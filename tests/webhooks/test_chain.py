@@ -23,7 +23,7 @@ async def test_a_job_posted_over_http_has_its_event_signed_with_the_secret_shown
     application = create_app(settings)
     async with application.router.lifespan_context(application):
         transport = httpx.ASGITransport(application)
-        async with httpx.AsyncClient(transport=transport, base_url="http://d3serve.test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             secret = (await client.get("/v1/webhook-secret")).json()["secret"]
             body = {
                 "model": "jev-latest",
