@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
+import structlog
 from pydantic import Field, ValidationError
 
 from d3serve.errors import InvalidSettings, Unauthorized
@@ -26,6 +27,7 @@ ALL_SCOPES: Final[tuple[Scope, ...]] = ("jobs:read", "jobs:write", "webhooks", "
 DEFAULT_SCOPES: Final[tuple[Scope, ...]] = ("jobs:read", "jobs:write", "webhooks")
 PUBLIC_TENANT: Final = "public"
 RECHECK_S: Final = 1.0
+log = structlog.get_logger("d3serve.api")
 _NOBODY: Final = hashlib.sha256(b"nobody").hexdigest()
 
 
@@ -95,12 +97,18 @@ class KeyRing:
         return found
 
     def _reread(self) -> None:
+        """Take up a changed file; one that cannot be read is told once, and the keys read last stay good."""
         if time.monotonic() - self._checked_at < RECHECK_S:
             return
         self._checked_at = time.monotonic()
         version = _version(self._path)
-        if version != self._version:
-            self._keys, self._version = read_keys(self._path), version
+        if version == self._version:
+            return
+        self._version = version
+        try:
+            self._keys = read_keys(self._path)
+        except InvalidSettings as error:
+            log.error("keys.unreadable", reason=error.message)
 
 
 def make_key_ring(settings: Settings) -> KeyRing | None:
@@ -137,7 +145,10 @@ def read_keys(path: Path) -> Mapping[str, ApiKey]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"cannot read the API keys in {path}: {error}", field="api_keys_file") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidSettings(
+            f"cannot read the API keys in {path}: {reason}", field="api_keys_file"
+        ) from None
     keys: dict[str, ApiKey] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -164,8 +175,11 @@ def append_key(path: Path, line: ApiKey) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line.model_dump()) + "\n")
+        text = json.dumps(line.model_dump()) + "\n"
+        with path.open("a+b") as file:
+            file.seek(max(0, file.tell() - 1))
+            unended = file.read() not in (b"", b"\n")  # written by hand
+            file.write((b"\n" if unended else b"") + text.encode())
     except OSError as error:
         raise InvalidSettings(f"cannot write {path}: {error.strerror}", field="file") from None
 

@@ -186,8 +186,9 @@ class Settings(BaseSettings):
             raise InvalidSettings(f"unknown setting {unknown[0]}: see docs/settings.md", field=unknown[0])
         try:
             return cls(**{k: v for k, v in overrides.items() if v is not None})
-        except SettingsError as error:  # a list that is no JSON; names the field
-            raise InvalidSettings(f"{error}; lists are JSON, see docs/settings.md") from None
+        except SettingsError as error:  # of a list; the message quotes the field and has it nowhere else
+            name = str(error).split('"')[1]
+            raise InvalidSettings(f"{PREFIX}{name.upper()} must be a JSON list", field=name) from None
         except ValidationError as error:
             raise _refusal(error.errors()[0]) from None
 

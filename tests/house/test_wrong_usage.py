@@ -32,7 +32,12 @@ def d3serve(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         (["up", "--port", "0", "--host", "0.0.0.0"], {}, "refusing to listen on 0.0.0.0"),  # noqa: S104 - refused
         (["up", "--port", "99999"], {}, "D3SERVE_PORT must be less than or equal to 65535, not 99999"),
         (["api", "--port", "0"], {}, "set D3SERVE_REDIS_URL"),
-        (["worker"], {"D3SERVE_LANES": "interactive"}, "lists are JSON"),
+        (
+            ["up", "--port", "0"],
+            {"D3SERVE_API_KEYS_FILE": "/none"},
+            "keys in /none: No such file or directory",
+        ),
+        (["worker"], {"D3SERVE_LANES": "interactive"}, "D3SERVE_LANES must be a JSON list"),
         (["new-key", str(FILE.parent)], {}, "cannot write"),
         (["submit", str(FILE.parent), "--out", "x"], {}, "cannot read"),
         (["ask", "--state", "x", "--yes-no", "y", "--url", "localhost:1"], {}, "must begin with http://"),
