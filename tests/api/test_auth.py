@@ -215,6 +215,35 @@ def test_a_right_id_with_a_wrong_secret_is_nobody(keys):
         KeyRing(path).identify(forged)
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("spoil", [lambda path: path.write_text("{}\n"), lambda path: path.unlink()])
+async def test_a_key_file_that_breaks_while_we_run_is_told_to_the_log_alone(
+    spoil, keys, as_key, monkeypatch, capsys
+):
+    """Every second a request met a 500 with the path of the file in it, sent by anybody."""
+    monkeypatch.setattr(api_keys, "RECHECK_S", 0.0)
+    path, _ = keys
+    spoil(path)
+    async with as_key("acme") as client, as_key("wrong") as stranger:
+        for _ in range(2):
+            assert (await client.get("/v1/jobs")).status_code == 200
+            answer = await stranger.get("/v1/jobs")
+            assert (answer.status_code, str(path) in answer.text) == (401, False)
+    assert capsys.readouterr().out.count("keys.unreadable") == 1
+    key, line = new_key("later")
+    path.write_text(line.model_dump_json())
+    async with as_key(key) as client:
+        assert (await client.get("/v1/jobs")).status_code == 200
+
+
+def test_a_key_added_below_a_line_without_an_end_spoils_neither(tmp_path):
+    path = tmp_path / "keys.jsonl"
+    (_, first), (_, second) = new_key("a"), new_key("b")
+    path.write_text(first.model_dump_json())
+    append_key(path, second)
+    assert list(read_keys(path)) == [first.id, second.id]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [("{", "line 1"), ('{"id":"x"}', "line 1"), ("\n\n[]", "line 3"), ("{line}\n{line}", "stands twice")],

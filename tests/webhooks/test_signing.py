@@ -1,6 +1,7 @@
 """Our signatures against independent verifiers, and our verifier against tampering."""
 
 import base64
+import hmac
 import time
 from datetime import UTC, datetime
 
@@ -79,6 +80,24 @@ def test_a_replay_is_refused_by_its_age(age):
     verify(headers, BODY, secret, now_s=now + age * 300 / 301)
     with pytest.raises(InvalidRequest, match="last 300 s"):
         verify(headers, BODY, secret, now_s=now + age)
+
+
+@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_" + base64.b64encode(b"x" * 23).decode()])
+def test_a_secret_that_anybody_could_guess_verifies_nothing(secret):
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    signature = base64.b64encode(hmac.new(key, b"msg_1.1000." + BODY, "sha256").digest()).decode()
+    forged = {"webhook-id": "msg_1", "webhook-timestamp": "1000", "webhook-signature": f"v1,{signature}"}
+    with pytest.raises(InvalidRequest, match="24 to 64 bytes"):
+        verify(forged, BODY, secret, now_s=1000.0)
+
+
+@pytest.mark.parametrize("name", ["webhook-id", "webhook-signature"])
+def test_a_header_that_is_no_text_is_refused_like_any_other(name):
+    """Some frameworks hand on bytes beyond UTF-8 as surrogates."""
+    secret = new_secret()
+    headers = signature_headers("msg_1", 1000, BODY, [secret]) | {name: "v1,\udcff"}
+    with pytest.raises(InvalidRequest, match="no signature"):
+        verify(headers, BODY, secret, now_s=1000.0)
 
 
 def test_another_secret_is_refused():
