@@ -1,7 +1,7 @@
 """DecisionEngine: jobs in, typed answers out. The only door of this room that a worker uses."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -122,7 +122,7 @@ class DecisionEngine:
         pools = Pools.allocate(geometry, rows=plan.rows, slots=plan.slots, device=where, dtype=kind)
         return cls(
             info=_describe(package, config, geometry, kind, where),
-            identity=_identity(folder, package.revision),
+            identity=package.identity,
             config=config,
             tokenizer=tokenizer,
             backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS),
@@ -205,12 +205,24 @@ class DecisionEngine:
             DeviceError: the accelerator failed.
         """
         turn = Turn(jobs, self.cache, pass_rows=self.pass_rows)
-        for filled in turn.passes():
+        for filled in self._passes(turn):
             with PinnedPass(filled, self.cache) as held:
                 found = self._probabilities(filled, held.scratch)
             for asked, probabilities in zip(filled.asked, found, strict=True):
                 asked.progress.probabilities[asked.index] = probabilities
         return [_decided(progress) for progress in turn.progress]
+
+    def _passes(self, turn: Turn) -> Iterator[Pass]:
+        """Yield the turn's passes; where free rows lie too scattered for one that would fit, the cache is emptied."""
+        while True:
+            try:
+                yield from turn.passes()
+            except OutOfDeviceMemory as refused:
+                rows = refused.details["state_tokens"] + refused.details["question_tokens"]
+                if rows > min(self.pass_rows, self.cache.rows) or not self.cache.clear():
+                    raise
+            else:
+                return
 
     @torch.inference_mode()
     def _probabilities(self, filled: Pass, scratch: int) -> list[list[float]]:
@@ -362,19 +374,3 @@ def _state_cache(geometry: Geometry, plan: MemoryPlan, pools: Pools, host_bytes:
         slot_bytes=slot_bytes(geometry, pools.k.dtype),
         tier=HostTier(pools, host_bytes) if host_bytes else None,
     )
-
-
-def _identity(folder: Path, revision: str | None) -> str:
-    """Name a checkpoint for state keys: its revision, or a digest of the package's descriptions."""
-    if revision:
-        return revision
-    digest = hashlib.sha256()
-    for name in (
-        "MODEL_MANIFEST.json",
-        "decision_config.json",
-        "config.json",
-        "model.safetensors.index.json",
-    ):
-        if (folder / name).is_file():
-            digest.update((folder / name).read_bytes())
-    return digest.hexdigest()

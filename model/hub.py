@@ -1,5 +1,6 @@
 """From a model's name to a folder: a local package, or a snapshot of a Hub repository at a pinned commit."""
 
+import hashlib
 import os
 import re
 from dataclasses import dataclass
@@ -23,6 +24,12 @@ from d3serve.model.registry import NO_PUBLIC_LAYOUT, find
 # What a loader reads. Code stays where it is: nothing of a package is executed unless that is asked for.
 NEEDED_FILES = ("*.safetensors", "*.json", "*.jinja")
 CODE_FILES = ("d3_format.py",)
+DESCRIPTIONS = (
+    "MODEL_MANIFEST.json",
+    "decision_config.json",
+    "config.json",
+    "model.safetensors.index.json",
+)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -33,6 +40,17 @@ class Package:
     folder: Path
     name: str
     revision: str | None
+
+    @property
+    def identity(self) -> str:
+        """What tells this checkpoint from others: its revision, or a digest of the package's descriptions."""
+        if self.revision:
+            return self.revision
+        digest = hashlib.sha256()
+        for name in DESCRIPTIONS:
+            if (self.folder / name).is_file():
+                digest.update((self.folder / name).read_bytes())
+        return digest.hexdigest()
 
 
 def locate(model: str, revision: str | None = None, *, with_code: bool = False) -> Package:

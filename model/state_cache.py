@@ -160,6 +160,12 @@ class StateCache:
         if entry is not None and not entry.pins:
             self._free(entry)
 
+    def clear(self) -> bool:
+        """Evict every state that no pass is using; whether all rows are free then."""
+        while self._evict_oldest():
+            pass
+        return list(self._ranges.gaps()) == [(0, self.rows)]
+
     def reserve_scratch(self, length: int) -> int | None:
         """Take a range for the question rows of one pass, from the high end so that states stay together."""
         return self._allocate(length, high=True)

@@ -100,6 +100,15 @@ def test_questions_that_do_not_fit_one_pass_take_several_over_one_reading(tiny_c
     assert not found.usage.state_cached
 
 
+def test_a_state_that_a_shorter_one_pushed_off_the_lowest_rows_is_placed_again(tiny_checkpoint, engine):
+    """Both gaps beside it are then too short for its question, though all free rows together are not."""
+    short, long = (engine.prepare(state, {"q": QUESTIONS["q15"]}) for state in ("x", LONG * 8))
+    assert short.state_tokens < len(long.blocks[0])
+    small = sized(tiny_checkpoint, slots=2, rows=long.state_tokens + len(long.blocks[0]))
+    for job in (short, long, short, long, long):
+        assert values(small.decide([job])[0]) == pytest.approx(values(engine.decide([job])[0]), abs=1e-5)
+
+
 def test_what_does_not_fit_even_alone_is_refused_with_the_sizes(tiny_checkpoint):
     small = sized(tiny_checkpoint, slots=1, rows=200)
     job = small.prepare(LONG * 9, ONE)
