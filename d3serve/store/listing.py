@@ -77,7 +77,7 @@ async def _batch(
     client: AsyncClient, keys: Keys, tenant: str, created_after: float | None, place: Place | None
 ) -> list[tuple[int, str, dict[str, str]]]:
     """The next jobs after a place; jobs of one millisecond stand in reverse order of their ids."""
-    oldest = "-inf" if created_after is None else f"({int(created_after * 1000)}"
+    oldest = "-inf" if created_after is None else f"({round(created_after * 1000)}"
     newest = "+inf" if place is None else str(place.created_ms)
     skip = 0
     if place is not None:
