@@ -35,6 +35,13 @@ def test_the_number_of_questions_changes_no_digit():
     assert alone == among
 
 
+def test_codes_that_a_question_does_not_use_take_nothing_from_it():
+    """Not even where the model is sure of one of them: sharing the softmax, both options would round to zero."""
+    readout = torch.tensor([[1.0], [2.0], [500.0]])
+    found = read_probabilities(torch.ones(1, 1), readout, options=[2], temperatures=[1.0])
+    assert found[0] == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e)])
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_numbers_that_are_no_probabilities_are_refused(value):
     with pytest.raises(InvalidModelOutput):

@@ -161,6 +161,13 @@ def test_a_question_before_the_state_is_one_prompt_each_and_usage_says_so(packag
         assert answer.type == other_order.answers[name].type
 
 
+def test_tenants_do_not_share_the_states_of_single_questions(package):
+    engine = load(package(QUESTION_FIRST))
+    mine, theirs = (set(engine.prepare("x", QUESTIONS, salt=salt).own_keys) for salt in ("a", "b"))
+    assert len(mine) == len(QUESTIONS)
+    assert not mine & theirs
+
+
 BROKEN = {
     "renders the state 2 times": TWICE,
     "renders the state 0 times": WITHOUT,

@@ -154,6 +154,11 @@ def test_salts_and_states_have_keys_of_their_own(engine):
     assert engine.prepare("a", ONE).state_key == engine.prepare("a", QUESTIONS).state_key
 
 
+def test_checkpoints_have_keys_of_their_own(engines):
+    """The tokens are the same, and what was read of them is not: here only the attention differs."""
+    assert len({engines(mode).prepare("a", ONE).state_key for mode in ("prefix_bidir", "causal")}) == 2
+
+
 def test_a_thousand_short_states_then_long_ones_stay_within_the_budget():
     cache = StateCache(rows=10_000, slots=32, row_bytes=10, slot_bytes=1_000)
     for n in range(1_000):
@@ -168,6 +173,16 @@ def test_a_thousand_short_states_then_long_ones_stay_within_the_budget():
         cache.release(entry)
         assert cache.keys()[-1] == f"long {n}"
     assert cache.used_bytes <= 10_000 * 10 + 32 * 1_000
+
+
+def test_a_thousand_short_states_push_out_no_long_one():
+    cache = StateCache(rows=400_000, slots=32, row_bytes=10, slot_bytes=1_000)
+    names = [f"long {n}" for n in range(3)] + [f"short {n}" for n in range(1_000)]
+    for name in names:
+        entry = cache.reserve(name, 117_000 if "long" in name else 100)
+        cache.publish(entry)
+        cache.release(entry)
+    assert cache.keys() == names[:3] + names[-29:]
 
 
 def test_pinned_states_are_never_evicted():
