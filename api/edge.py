@@ -54,6 +54,7 @@ class Edge:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
+                headers.setdefault("Cache-Control", "no-store")  # else a 404 or 410 may be kept, and a secret
                 headers["X-Request-Id"] = headers["x-typesafe-request-id"] = request_id
                 if "allowance" in scope["state"]:
                     headers.update(scope["state"]["allowance"].headers())

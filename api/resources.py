@@ -89,6 +89,7 @@ def not_modified(response: JSON, if_none_match: str | None) -> Response:
     """`response` with its ETag, or 304 if the client has that version already."""
     tag = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
     response.headers["ETag"] = tag
+    response.headers["Cache-Control"] = "private, no-cache"  # to be kept by its client, and asked for again
     known = [one.strip().removeprefix("W/") for one in (if_none_match or "").split(",")]
     return Response(status_code=304, headers=dict(response.headers)) if tag in known else response
 

@@ -145,7 +145,7 @@ async def events(job_id: str, request: Request, parts: TheParts, tenant: Reader)
         lambda: parts.store.result(job_id, tenant),
         place_of(request.headers.get("last-event-id")),
     )
-    return StreamingResponse(text, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    return StreamingResponse(text, media_type="text/event-stream")
 
 
 @router.post("/{job_id}/cancel", response_model=JobResource)

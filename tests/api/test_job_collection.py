@@ -145,6 +145,20 @@ def test_the_event_stream_tells_a_jobs_life_once_and_resumes(service, worker):
         assert rest == whole[place + 1 :], "resuming repeats or drops an event"
 
 
+@pytest.mark.anyio
+async def test_no_cache_keeps_what_is_one_callers_own(client, worker):
+    """A cache may keep a 404 or a 410 unasked; a job that is kept is asked for again."""
+    path = (await submit(client))["urls"]["self"]
+    worker.work()
+    for method, url in (
+        ("GET", path + "/result"), ("GET", path + "/events"), ("GET", "/v1/jobs"), ("GET", "/v1/jobs/unknown"),
+        ("GET", "/v1/webhook-secret"), ("GET", "/v1/models"), ("GET", "/nowhere"), ("PUT", path), ("POST", "/v1/jobs"),
+    ):  # fmt: skip
+        answer = await client.request(method, url)
+        assert answer.headers["cache-control"] == "no-store", (method, url)
+    assert (await client.get(path)).headers["cache-control"] == "private, no-cache"
+
+
 def test_the_event_stream_of_an_unknown_job_is_a_404(service):
     answer = httpx.get(f"{service}/v1/jobs/job_unknown/events")
     assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found")
