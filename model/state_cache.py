@@ -7,14 +7,16 @@ after `publish`, it cannot be evicted while a pass has it pinned, and a pass tha
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from d3serve.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from d3serve.model.host_tier import HostTier
+
+SHORT_STATE: Final = 256  # tokens: reading so few again adds little to a pass, but they hold a whole slot
 
 
 @dataclass
@@ -74,7 +76,11 @@ class RangeAllocator:
 
 
 class StateCache:
-    """Places states in the pools, least recently used out first, never one that a pass is using."""
+    """Places states in the pools, least recently used out first, never one that a pass is using.
+
+    Where slots run out, short states go before long ones: a thousand of them would else push out a few that
+    take seconds to read again.
+    """
 
     def __init__(
         self, *, rows: int, slots: int, row_bytes: int, slot_bytes: int, tier: HostTier | None = None
@@ -135,7 +141,7 @@ class StateCache:
     def reserve(self, key: str, length: int) -> Entry | None:
         """Place a new state, pinned and not yet findable; None when what is pinned leaves no room."""
         while not self._free_slots:
-            if not self._evict_oldest():
+            if not self._evict_first(sorted(self._idle(), key=lambda entry: entry.length >= SHORT_STATE)):
                 return None
         start = self._allocate(length, high=False)
         if start is None:
@@ -189,16 +195,23 @@ class StateCache:
                 return None
         return start
 
+    def _idle(self) -> list[Entry]:
+        """Complete entries that no pass is using, oldest use first."""
+        return [entry for entry in self._entries.values() if not entry.pins]
+
     def _evict_oldest(self) -> bool:
-        for key, entry in self._entries.items():
-            if not entry.pins:
-                del self._entries[key]
-                if self._tier:
-                    self._tier.save(entry)
-                self._free(entry)
-                self.stats.evictions += 1
-                return True
-        return False
+        return self._evict_first(self._idle())
+
+    def _evict_first(self, idle: Sequence[Entry]) -> bool:
+        if not idle:
+            return False
+        entry = idle[0]
+        del self._entries[entry.key]
+        if self._tier:
+            self._tier.save(entry)
+        self._free(entry)
+        self.stats.evictions += 1
+        return True
 
     def _free(self, entry: Entry) -> None:
         self._ranges.free(entry.start, entry.length)

@@ -95,10 +95,10 @@ def test_a_state_larger_than_the_tier_is_let_go(tiny_checkpoint) -> None:
 
 def test_a_state_larger_than_the_tier_pushes_no_other_out(tiny_checkpoint) -> None:
     engine = engine_of_two_states(tiny_checkpoint, 400_000)
-    for state in (*STATES, "charged twice " * 400, "x"):
+    for state in (*STATES, "charged twice " * 400, "charged " * 300):
         answer(engine, state)
     kept = engine.cache._tier.keys()
-    answer(engine, "y")  # in the place of the long one
+    answer(engine, "twice " * 300)  # in the place of the longest one
     assert engine.cache.stats.evictions == 4
     assert engine.cache._tier.keys() == kept != []
 
