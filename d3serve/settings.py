@@ -56,7 +56,7 @@ class Settings(BaseSettings):
     )
     allow_anonymous: bool = Field(
         default=False,
-        description="Serve callers without a key even on an address that other hosts reach.",
+        description="Serve callers without a key even on an address that other hosts reach, and pages of other hosts.",
     )
     requests_per_minute: int | None = Field(
         default=None, ge=1, description="Requests a key may send in a minute, unless its line says otherwise."
