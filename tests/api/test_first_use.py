@@ -4,9 +4,11 @@ import httpx
 import pytest
 
 from d3serve.api.served import configured_name
+from d3serve.api.strict_json import read_json
 from d3serve.api_keys import append_key, new_key
 from d3serve.client import AsyncClient, Client
-from d3serve.errors import InvalidRequest, InvalidSettings, StorageUnavailable
+from d3serve.client.protocol import POLL_S
+from d3serve.errors import InvalidJSON, InvalidRequest, InvalidSettings, StorageUnavailable
 from d3serve.settings import Settings
 
 QUESTIONS = {"q": {"type": "noul", "instructions": "x"}}
@@ -122,3 +124,14 @@ def test_a_key_file_that_cannot_be_written_is_one_line(tmp_path):
         append_key(tmp_path, new_key("acme")[1])
     with pytest.raises(InvalidSettings, match=r"""scopes must be .* not "root"$"""):
         new_key("acme", ["root"])
+
+
+def test_no_server_refuses_the_wait_that_our_clients_ask_for():
+    Settings.load(max_wait_s=POLL_S)
+    with pytest.raises(InvalidSettings, match="D3SERVE_MAX_WAIT_S must be"):
+        Settings.load(max_wait_s=POLL_S - 1)
+
+
+def test_a_control_character_is_placed_once():
+    with pytest.raises(InvalidJSON, match="Invalid control character at line 1 column 7"):
+        read_json(b'{"a":"\x01"}', max_depth=9)
