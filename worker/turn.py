@@ -39,7 +39,6 @@ class TurnReport:
     """What a turn did; `work_tokens` counts each job's state and questions, read or not."""
 
     jobs: int = 0
-    passes: int = 0
     work_tokens: int = 0
     seconds: float = 0.0
 
@@ -168,7 +167,6 @@ class TurnRunner:
             self._decide(turn, works[:middle], report)
             self._decide(turn, works[middle:], report)
             return
-        report.passes += 1
         pass_ms = (time.perf_counter() - began) * 1000
         for work, answer in zip(works, decided, strict=True):
             self._succeed(turn, work, answer, pass_ms)

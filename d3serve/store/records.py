@@ -166,8 +166,6 @@ class WorkerInfo:
     load: Literal["loading", "loaded", "failed"]
     model: ModelInfo | None
     tokens_per_s: float
-    turns: int
-    progress_at: float | None
     error: str | None
 
     @classmethod
@@ -183,7 +181,5 @@ class WorkerInfo:
             load=load,  # type: ignore[arg-type] # only workers write it
             model=ModelInfo.model_validate_json(row["model"]) if row.get("model") else None,
             tokens_per_s=float(row.get("tokens_per_s", "0")),
-            turns=int(row.get("turns", "0")),
-            progress_at=_seconds(row.get("progress")),
             error=row.get("error") or None,
         )

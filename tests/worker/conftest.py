@@ -105,12 +105,6 @@ class Service:
         [name] = [w for w in self.redis.zrange(self.key("workers"), 0, -1) if f"-{worker.pid}-" in w]
         return int(self.redis.hget(self.key("worker", name), "child"))
 
-    def children(self):
-        """Process ids of all children that have said so."""
-        names = self.redis.zrange(self.key("workers"), 0, -1)
-        found = [self.redis.hget(self.key("worker", name), "child") for name in names]
-        return [int(pid) for pid in found if pid and _is_process(pid)]
-
     async def submit_many(self, states, **options):
         """Submit a one-question job for each state; their ids."""
         return [await self.submit(state, **options) for state in states]
