@@ -199,6 +199,29 @@ def test_pinned_states_are_never_evicted():
     assert cache.keys() == []
 
 
+def test_a_forgotten_state_keeps_its_rows_until_its_last_pin_is_gone():
+    cache = StateCache(rows=100, slots=2, row_bytes=1, slot_bytes=1)
+    entry = cache.reserve("a", 60)
+    cache.publish(entry)
+    assert cache.acquire("a") is entry
+    cache.forget("a")
+    cache.release(entry)
+    assert cache.reserve("b", 60) is None
+    cache.release(entry)
+    assert cache.reserve("b", 60) is not None
+
+
+def test_scratch_rows_leave_the_low_end_to_states():
+    cache = StateCache(rows=100, slots=2, row_bytes=1, slot_bytes=1)
+    scratch = cache.reserve_scratch(30)
+    entry = cache.reserve("a", 20)
+    assert (scratch, entry.start) == (70, 0)
+    cache.publish(entry)
+    cache.release_scratch(scratch, 30)
+    assert cache.reserve("b", 80).start == 20, "next to the other, which need not go"
+    assert cache.keys() == ["a"]
+
+
 def test_the_least_recently_used_goes_first():
     cache = StateCache(rows=90, slots=3, row_bytes=1, slot_bytes=1)
     for key in "abc":
