@@ -8,14 +8,14 @@ import pytest
 import torch
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
-from quantize_checkpoint import ACTIVATIONS, FLOAT8, INT4, compress, compressor, library_scheme, quantize
+from quantize_checkpoint import compress, compressor, library_scheme, quantize
 from safetensors.torch import load_file, save_file
 
 from d3serve.errors import InvalidCheckpoint
 from d3serve.kernels.matrix import Float8Matrix, quantize_rows
 from d3serve.kernels.reference import float8_linear
 from d3serve.model.checkpoint import load_weights, multiplies_float8
-from d3serve.model.compressed import Scheme, dequantize, read_scheme
+from d3serve.model.compressed import Scheme, dequantize
 from d3serve.model.config import load_geometry
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.manifest import check_package
@@ -320,73 +320,3 @@ def test_quantized_tensors_without_a_declaration_are_refused(quantized):
     del config["quantization_config"]
     (packed / "config.json").write_text(json.dumps(config))
     assert "model.safetensors: tensor language_model.layers." in refusal(packed)
-
-
-REFUSED = {
-    "NVFP4 weights need an NVIDIA Blackwell GPU": {"format": "nvfp4-pack-quantized"},
-    'quant_method is "gptq"': {"quant_method": "gptq"},
-    'format is "int-quantized"': {"format": "int-quantized"},
-    "format is null": {"format": None},
-    "g: weights: num_bits is 3; expected 4": {
-        "format": "pack-quantized",
-        "config_groups": {"g": {"weights": {**INT4, "num_bits": 3}}},
-    },
-    'weights: strategy is "tensor"': {"config_groups": {"g": {"weights": {**FLOAT8, "strategy": "tensor"}}}},
-    'weights: actorder is "group"': {
-        "format": "pack-quantized",
-        "config_groups": {"g": {"weights": {**INT4, "actorder": "group"}}},
-    },
-    "expected one kind of weights": {"config_groups": {"a": {"weights": FLOAT8}, "b": {"weights": INT4}}},
-    "config_groups is []": {"config_groups": []},
-    "config_groups is {}; expected one kind of weights": {"config_groups": {}},
-    "weights is null": {"config_groups": {"g": {}}},
-    "weights is 8": {"config_groups": {"g": {"weights": 8}}},
-    "group_size is true": {
-        "format": "pack-quantized",
-        "config_groups": {"g": {"weights": {**INT4, "group_size": True}}},
-    },
-    "input_activations is null": {"config_groups": {"g": {"weights": FLOAT8}}},
-    'input_activations: strategy is "tensor"': {
-        "config_groups": {
-            "g": {"weights": FLOAT8, "input_activations": ACTIVATIONS | {"strategy": "tensor"}},
-        }
-    },
-    "b: input_activations: dynamic is false": {
-        "config_groups": {
-            "a": {"weights": FLOAT8, "input_activations": ACTIVATIONS},
-            "b": {"weights": FLOAT8, "input_activations": ACTIVATIONS | {"dynamic": False}},
-        }
-    },
-    'kv_cache_scheme is {"num_bits": 8}': {"kv_cache_scheme": {"num_bits": 8}},
-    'transform_config is {"config_groups"': {"transform_config": {"config_groups": {"u": {}}}},
-    "expected unquantized activations": {
-        "format": "pack-quantized",
-        "config_groups": {
-            "a": {"weights": INT4},
-            "b": {"weights": INT4, "input_activations": ACTIVATIONS},
-        },
-    },
-}
-
-
-@pytest.mark.parametrize("declared", [[], "fp8", 8, True])
-def test_a_declaration_that_is_no_object_is_refused(declared, tiny_checkpoint, tmp_path):
-    folder = shutil.copytree(tiny_checkpoint, tmp_path / "package")
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": declared}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        InvalidCheckpoint, match=r"config\.json: quantization_config is .*; expected an object"
-    ):
-        read_scheme(folder)
-
-
-@pytest.mark.parametrize("reason", REFUSED)
-def test_formats_that_we_do_not_unpack_are_refused(reason, tiny_checkpoint, tmp_path):
-    folder = shutil.copytree(tiny_checkpoint, tmp_path / "package")
-    declared = {"quant_method": "compressed-tensors", "format": "float-quantized"}
-    declared |= {"config_groups": {"g": {"weights": FLOAT8}}} | REFUSED[reason]
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": declared}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InvalidCheckpoint) as refused:
-        read_scheme(folder)
-    assert reason in refused.value.message

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from d3serve.errors import InvalidCheckpoint
+from d3serve.model import manifest
 from d3serve.model.manifest import MANIFEST, check_package
 
 
@@ -35,6 +36,14 @@ def flip_a_byte(package):
     content = bytearray((package / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (package / "model.safetensors").write_bytes(content)
+
+
+def test_every_byte_is_hashed(package, monkeypatch):
+    monkeypatch.setattr(manifest, "BLOCK_BYTES", 1_000)
+    assert check_package(package).problems == ()
+    flip_a_byte(package)
+    (found,) = check_package(package).problems
+    assert "model.safetensors: has SHA-256" in found
 
 
 DAMAGE = {

@@ -12,7 +12,6 @@ from d3serve.errors import (
     InvalidQuestion,
     InvalidRequest,
     InvalidSettings,
-    MaxTokensExceeded,
     TooManyOptions,
 )
 from d3serve.model.checkpoint import load_weights
@@ -327,25 +326,6 @@ def test_sensitive_parameters_are_never_rounded(package):
 
 
 # --- requests --------------------------------------------------------------------------------------
-
-
-def test_a_prompt_that_is_too_long_names_its_question_and_is_not_cut(engine):
-    short, long = (NoulQuestion(type="noul", instructions="x" * n) for n in (1, 400))
-    with pytest.raises(MaxTokensExceeded) as refused:
-        engine.prepare("state", {"short": short, "long": long}, max_tokens=300)
-    assert refused.value.field == "questions.long"
-    assert refused.value.details["limit"] == 300
-    assert refused.value.details["tokens"] > 300
-    engine.prepare("state", {"long": long}, max_tokens=refused.value.details["tokens"])
-    with pytest.raises(MaxTokensExceeded):
-        engine.prepare("state", {"short": short}, max_tokens=0)
-
-
-def test_the_models_own_limit_wins(package):
-    edit(package, "decision_config.json", lambda c: c.update(max_length=100))
-    engine = DecisionEngine.load(str(package), device="cpu")
-    with pytest.raises(MaxTokensExceeded):
-        engine.prepare("x" * 100, {"q": NoulQuestion(type="noul")}, max_tokens=10_000)
 
 
 def test_questions_that_cannot_be_rendered(engine):
