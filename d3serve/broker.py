@@ -140,7 +140,7 @@ class EmbeddedBroker:
         self._guard = subprocess.Popen(  # noqa: S603 # our own shell line and the server's path
             ["/bin/sh", "-c", GUARD, "d3serve-broker", str(self._binary), *flags],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, pass_fds=(lock.fileno(),),
-            start_new_session=True,
+            start_new_session=True, umask=0o077,  # what it writes holds what users said
         )  # fmt: skip
         if self._guard.stdout is not None:
             self.pid = int(self._guard.stdout.readline() or b"0")

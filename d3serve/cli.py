@@ -90,12 +90,14 @@ def api(
     import uvicorn
 
     from d3serve.api.app import create_app
+    from d3serve.api.protocol import BoundedHead
 
     if exit_with_parent:
         supervisor.exit_with_parent()
     configure_logging(settings)
     config = uvicorn.Config(
         create_app(settings),
+        http=BoundedHead,
         log_config=None,
         access_log=False,
         server_header=False,

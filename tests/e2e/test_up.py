@@ -5,8 +5,10 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -14,6 +16,7 @@ import pytest
 from oracle import Oracle, difference
 from pydantic import TypeAdapter
 
+from d3serve.api.protocol import MAX_HEAD_BYTES
 from d3serve.demo import REQUEST, TRUTHS
 from d3serve.schemas import Answer, DecisionRequest
 
@@ -132,3 +135,12 @@ def test_a_missing_checkpoint_ends_the_start_with_one_line(tmp_path: Path) -> No
     assert done.returncode != 0
     assert "decision_config.json is missing" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_request_head_without_an_end_is_cut_off(server):
+    host, port = server.removeprefix("http://").split(":")
+    received = None
+    with socket.create_connection((host, int(port)), timeout=10) as connection, suppress(ConnectionError):
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 40 * MAX_HEAD_BYTES)
+        received = connection.recv(12)  # without the bound nothing comes, and this times out
+    assert received in {None, b"", b"HTTP/1.1 400"}, "None: reset while there was more to send"

@@ -55,6 +55,20 @@ def test_it_is_private_durable_and_never_evicts(broker):
     assert (config["maxmemory"], config["maxmemory-policy"]) == (str(MEMORY), "noeviction")
 
 
+def test_what_it_writes_is_private_in_a_folder_that_others_may_read(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o755)
+    broker = EmbeddedBroker(folder, MEMORY).start()
+    try:
+        with client_of(broker) as client:
+            client.set("state", "what a user said")
+        written = [path for path in folder.rglob("*") if path.suffix in {".aof", ".rdb", ".manifest"}]
+        assert written
+        assert not [path for path in written if stat.S_IMODE(path.stat().st_mode) & 0o077]
+    finally:
+        broker.stop()
+
+
 def test_a_killed_server_comes_back_with_its_data(broker):
     with client_of(broker) as client:
         client.set("k", "v")
