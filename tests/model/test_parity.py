@@ -55,6 +55,8 @@ def test_a_cached_state_gives_the_answers_of_a_new_one(mode, packages, oracles, 
     assert not cold.usage.state_cached
     assert warm.usage.state_cached
     assert warm.usage.computed_tokens == cold.usage.computed_tokens - job.state_tokens
+    prompts = sum(job.state_tokens + len(block) for block in job.blocks)
+    assert warm.usage.input_tokens == cold.usage.input_tokens == prompts, "whole prompts, read or not"
     for name, question in questions.items():
         expected = oracles(mode).probabilities(state_of(500), question)
         assert compare(cold.answers[name], expected) < TOLERANCE
