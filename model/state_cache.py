@@ -7,16 +7,14 @@ after `publish`, it cannot be evicted while a pass has it pinned, and a pass tha
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from d3serve.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from d3serve.model.host_tier import HostTier
-
-SHORT_STATE: Final = 256  # tokens: reading so few again adds little to a pass, but they hold a whole slot
 
 
 @dataclass
@@ -28,6 +26,7 @@ class Entry:
     length: int
     slot: int
     pins: int = 1
+    credit: int = 0  # what it is worth: tokens to read again, on top of the cache's age when it was last used
 
 
 @dataclass
@@ -76,10 +75,11 @@ class RangeAllocator:
 
 
 class StateCache:
-    """Places states in the pools, least recently used out first, never one that a pass is using.
+    """Places states in the pools, and evicts what no pass is using.
 
-    Where slots run out, short states go before long ones: a thousand of them would else push out a few that
-    take seconds to read again.
+    Where rows run out, the least recently used goes: a row costs about as much to read as any other. A slot holds a
+    state of any length, so where slots run out the one of least credit goes, and what stays ages by that
+    (GreedyDual, Young 1994): short states make room for each other, and an unused long one for them in the end.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class StateCache:
         self._row_bytes, self._slot_bytes = row_bytes, slot_bytes
         self._ranges = RangeAllocator(rows)
         self._free_slots = list(reversed(range(slots)))
+        self._age = 0  # the credit of the last state that gave up its slot
         self._entries: OrderedDict[str, Entry] = OrderedDict()  # complete ones, oldest use first
 
     @property
@@ -117,7 +118,7 @@ class StateCache:
         """Pin and return a complete entry; None when the state must be read."""
         entry = self._entries.get(key)
         if entry is not None:
-            self._entries.move_to_end(key)
+            self._use(entry)
             entry.pins += 1
         elif (entry := self._restore(key)) is None:
             self.stats.misses += 1
@@ -141,8 +142,11 @@ class StateCache:
     def reserve(self, key: str, length: int) -> Entry | None:
         """Place a new state, pinned and not yet findable; None when what is pinned leaves no room."""
         while not self._free_slots:
-            if not self._evict_first(sorted(self._idle(), key=lambda entry: entry.length >= SHORT_STATE)):
+            if not (idle := self._idle()):
                 return None
+            least = min(idle, key=lambda entry: entry.credit)
+            self._age = least.credit
+            self._evict(least)
         start = self._allocate(length, high=False)
         if start is None:
             return None
@@ -150,7 +154,7 @@ class StateCache:
 
     def publish(self, entry: Entry) -> None:
         """Make a reserved entry findable: its rows and slot are written; the pin stays."""
-        self._entries[entry.key] = entry
+        self._use(entry)
 
     def release(self, entry: Entry) -> None:
         """Take one pin off; an entry that was never published goes away with it."""
@@ -168,8 +172,8 @@ class StateCache:
 
     def clear(self) -> bool:
         """Evict every state that no pass is using; whether all rows are free then."""
-        while self._evict_oldest():
-            pass
+        for entry in self._idle():
+            self._evict(entry)
         return list(self._ranges.gaps()) == [(0, self.rows)]
 
     def reserve_scratch(self, length: int) -> int | None:
@@ -191,27 +195,26 @@ class StateCache:
         if length > self.rows:
             return None  # emptying the cache would not help
         while (start := self._ranges.allocate(length, high=high)) is None:
-            if not self._evict_oldest():
+            if not (idle := self._idle()):
                 return None
+            self._evict(idle[0])
         return start
 
     def _idle(self) -> list[Entry]:
         """Complete entries that no pass is using, oldest use first."""
         return [entry for entry in self._entries.values() if not entry.pins]
 
-    def _evict_oldest(self) -> bool:
-        return self._evict_first(self._idle())
+    def _use(self, entry: Entry) -> None:
+        self._entries[entry.key] = entry
+        self._entries.move_to_end(entry.key)
+        entry.credit = self._age + entry.length
 
-    def _evict_first(self, idle: Sequence[Entry]) -> bool:
-        if not idle:
-            return False
-        entry = idle[0]
+    def _evict(self, entry: Entry) -> None:
         del self._entries[entry.key]
         if self._tier:
             self._tier.save(entry)
         self._free(entry)
         self.stats.evictions += 1
-        return True
 
     def _free(self, entry: Entry) -> None:
         self._ranges.free(entry.start, entry.length)

@@ -185,6 +185,17 @@ def test_a_thousand_short_states_push_out_no_long_one():
     assert cache.keys() == names[:3] + names[-29:]
 
 
+def test_a_long_state_that_nobody_asks_for_makes_room_in_the_end():
+    cache = StateCache(rows=10_000, slots=3, row_bytes=10, slot_bytes=1_000)
+    for name in ("old", *(f"short {n % 3}" for n in range(60))):
+        if (entry := cache.acquire(name)) is None:
+            entry = cache.reserve(name, 1_000 if name == "old" else 100)
+            cache.publish(entry)
+        cache.release(entry)
+    assert cache.keys() == ["short 0", "short 1", "short 2"]
+    assert cache.stats.hits > 30, "once it is gone, all three are found"
+
+
 def test_pinned_states_are_never_evicted():
     cache = StateCache(rows=100, slots=2, row_bytes=1, slot_bytes=1)
     pinned = cache.reserve("a", 60)
