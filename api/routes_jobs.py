@@ -91,9 +91,7 @@ async def list_jobs(
     for name, value in request.query_params.items():
         if name.startswith("metadata[") and name.endswith("]"):
             metadata[name[9:-1]] = value
-        elif (
-            name not in Page.model_fields
-        ):  # a misspelt filter would answer with everybody's jobs as if they matched
+        elif name not in Page.model_fields:  # ignored, it would answer with all jobs as if they matched
             known = ", ".join(Page.model_fields)
             raise InvalidRequest(
                 f"{shown(name)} is no filter; there are {known} and metadata[key]", field=name

@@ -25,9 +25,7 @@ def running(settings: Settings) -> Iterator[tuple[ProcessTree, str]]:
         StartupError: a setting or the API keys are refused, the port is taken, a process ended, or nothing came up
             within half an hour.
     """
-    make_key_ring(
-        settings
-    )  # the API would refuse to start, but only after a worker has begun to load the model
+    make_key_ring(settings)  # what the API would refuse, before a worker loads a model
     tree = ProcessTree()
     with listening(settings.host, settings.port, settings.api_processes) as listeners, \
             running_broker(settings) as redis_url:  # fmt: skip
