@@ -53,7 +53,7 @@ def request_of(state_bytes: int, questions: int) -> bytes:
     body = json.dumps(
         {"model": "jev-latest", "state": text, "questions": {f"question {i}": noul for i in range(questions)}}
     ).encode()
-    lines = "POST /v1/jobs HTTP/1.1", "Host: d3serve", f"Content-Length: {len(body)}", "", ""
+    lines = "POST /v1/jobs HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", "", ""
     return "\r\n".join(lines).encode() + body
 
 
