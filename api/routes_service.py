@@ -104,3 +104,11 @@ class _Queue(Collector):
         for status, count in self._stats.finished.items():
             finished.add_metric([status], count)
         yield finished
+        for name, label, help_text, kinds in (
+            ("tokens", "kind", "Prompt tokens of answered jobs: as asked, and as read.", ("asked", "read")),
+            ("states", "source", "States of answered jobs: read, or found in a cache.", ("cached", "read")),
+        ):
+            work = CounterMetricFamily(f"d3serve_{name}", help_text, labels=[label])
+            for kind in kinds:
+                work.add_metric([kind], self._stats.work.get(f"{name}_{kind}", 0))
+            yield work

@@ -66,15 +66,17 @@ class Census:
         leases = await self._client.zrange(self._key("leases"), 0, -1)
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.hgetall(self._key("finished"))
+            pipe.hgetall(self._key("work"))
             for lease in leases:
                 pipe.scard(self._key("leasejobs", lease))
-            finished, *running = await pipe.execute()
+            finished, work, *running = await pipe.execute()
         return QueueStats(
             lanes=lanes,
             running_jobs=sum(running),
             workers=len(workers),
             tokens_per_s=sum(worker.tokens_per_s for worker in workers),
             finished={status: int(count) for status, count in finished.items()},
+            work={name: int(count) for name, count in work.items()},
         )
 
     async def _lane(self, lane: Lane, now_ms: int) -> LaneStats:

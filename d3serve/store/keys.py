@@ -11,7 +11,7 @@ KeyName = Literal[
     "st", "need", "grp", "pend", "own", "warm",
     "queued", "load", "ready", "wake", "mq",
     "lease", "leasejobs", "leasegrps", "leases", "deadlines",
-    "worker", "workers", "finished", "hooks_due",
+    "worker", "workers", "finished", "work", "hooks_due",
     "hook", "hooks_of", "hook_secret", "endpoints", "folder", "done",
 ]  # fmt: skip
 
@@ -71,6 +71,8 @@ TABLE: dict[KeyName, Key] = {
     "workers": Key("workers", "zset", "worker ids by until when they count as alive", "-", "worker",
                    "claim, API"),
     "finished": Key("finished", "hash", "how many jobs ever ended, by status", "-", "finish", "API"),
+    "work": Key("work", "hash", "tokens that answered jobs asked for, those read, and their states", "-", "commit",
+                "API"),
     "hooks_due": Key("hooks:due", "zset", "webhook outbox: '<job id>:<event>' by when it is due", "-", "finish",
                      "webhook sender"),
     "hook": Key("hook:", "string", "delivery <id>, JSON, with its log", "7 days", "webhook sender, API",

@@ -145,13 +145,18 @@ class LaneStats:
 
 @dataclass(frozen=True)
 class QueueStats:
-    """The whole queue at one moment; `finished` counts final statuses since the queue was made."""
+    """The whole queue at one moment.
+
+    Since the queue was made: `finished` counts final statuses; `work` counts, over answered jobs, `tokens_asked` (each
+    question's whole prompt), `tokens_read`, and states by `states_cached` and `states_read`.
+    """
 
     lanes: Mapping[Lane, LaneStats]
     running_jobs: int
     workers: int
     tokens_per_s: float
     finished: Mapping[str, int]
+    work: Mapping[str, int]
 
 
 @dataclass(frozen=True)

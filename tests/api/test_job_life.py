@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 
 import httpx
@@ -325,4 +326,6 @@ async def test_the_queue_and_its_metrics_move(client, worker):
     metrics = (await client.get("/metrics")).text
     assert 'd3serve_queue_queued_jobs{lane="interactive"} 0.0' in metrics
     assert 'd3serve_finished_jobs_total{status="succeeded"} 1.0' in metrics
+    assert re.search(r'd3serve_tokens_total\{kind="asked"\} [1-9]', metrics)
+    assert 'd3serve_states_total{source="read"} 1.0' in metrics
     assert 'd3serve_http_requests_total{method="POST",route="/v1/jobs",status="202"} 1.0' in metrics

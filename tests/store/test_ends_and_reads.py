@@ -66,7 +66,21 @@ class TestCommit:
         assert worker.succeed(lease, job_id, make_response())
         assert worker.succeed(lease, job_id, make_response())
         assert not worker.fail(lease, job_id, BROKEN)
-        assert (await table.jobs.stats()).finished == {"succeeded": 1}
+        stats = await table.jobs.stats()
+        assert stats.finished == {"succeeded": 1}
+        assert stats.work["tokens_read"] == make_response().usage.computed_tokens, "counted once"
+
+    @pytest.mark.sabotage(
+        "commit", "spent.state_cached and 'states_cached' or 'states_read'", "'states_read'"
+    )
+    async def test_what_answers_cost_is_summed_up(self, table, make_response):
+        worker = table.worker()
+        for n, cached in enumerate((False, True, True)):
+            job_id = await table.submit(f"state {n}")
+            usage = {"input_tokens": 100, "computed_tokens": 90 - 80 * cached, "state_cached": cached}
+            assert worker.succeed(worker.claim(1).lease, job_id, make_response(**usage))
+        work = (await table.jobs.stats()).work
+        assert work == {"tokens_asked": 300, "tokens_read": 110, "states_read": 1, "states_cached": 2}
 
     @pytest.mark.sabotage("progress", "if j.status == 'running' and", "if")
     async def test_progress_cannot_touch_a_job_that_is_done(self, table, make_response):
@@ -364,7 +378,7 @@ class TestReading:
             for job in turn.jobs:
                 worker.succeed(turn.lease, job.id, make_response())
             worker.free(turn.lease, "back")
-        kept = {"job", "res", "gone", "jobs", "finished", "load", "wake"}
+        kept = {"job", "res", "gone", "jobs", "finished", "work", "load", "wake"}
         names = {name.removeprefix(table.key("job")[:-4]).split(":")[0] for name in table.redis.keys("*")}
         assert names <= kept
         assert all(

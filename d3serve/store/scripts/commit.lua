@@ -19,6 +19,12 @@ if pass_ms ~= '' then
 end
 if status == 'succeeded' then
   redis.call('SET', K('res', id), text, 'PX', j.ttl_ms)
+  local spent = cjson.decode(usage)
+  redis.call('HINCRBY', K('work'), 'tokens_asked', spent.input_tokens)
+  redis.call('HINCRBY', K('work'), 'tokens_read', spent.computed_tokens)
+  if spent.state_tokens > 0 then
+    redis.call('HINCRBY', K('work'), spent.state_cached and 'states_cached' or 'states_read', 1)
+  end
   finish(id, status, now_ms())
 else
   finish(id, status, now_ms(), text)
