@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,6 +11,8 @@ from rich.table import Table
 
 from d3serve.client import Client
 from d3serve.errors import InvalidRequest
+
+NAME_CHARS: Final = 200  # a question is named by its text, and a name may have 256
 
 
 def build_request(
@@ -32,9 +34,10 @@ def build_request(
         asked.append((instructions, {"type": "score", "criteria": options}))
     questions: dict[str, Any] = {}
     for instructions, question in asked:
-        if instructions in questions:
-            raise InvalidRequest(f"{instructions!r} is asked twice", field="questions")
-        questions[instructions] = {**question, "instructions": instructions}
+        name = instructions if len(instructions) <= NAME_CHARS else instructions[: NAME_CHARS - 1] + "…"
+        if name in questions:
+            raise InvalidRequest(f"{name!r} is asked twice", field="questions")
+        questions[name] = {**question, "instructions": instructions}
     if not questions:
         raise InvalidRequest("ask something: --yes-no, --choice or --score", field="questions")
     return {"state": state, "questions": questions}

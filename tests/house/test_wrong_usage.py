@@ -85,6 +85,13 @@ def test_a_question_may_be_asked_once() -> None:
         ask.build_request("x", ["Same"], ["Same: a | b"], [])
 
 
+def test_a_long_question_is_named_by_its_beginning_and_asked_whole():
+    text = "Is it " + "very " * 100 + "urgent?"
+    ((name, question),) = ask.build_request("x", [text], [], [])["questions"].items()
+    assert len(name) <= 200
+    assert question["instructions"] == text
+
+
 @pytest.mark.parametrize("text", ["[/x]", "[bold]x[/bold]", "[red]"])
 def test_brackets_in_questions_and_options_are_shown_as_they_are(text: str) -> None:
     usage = {"input_tokens": 1, "computed_tokens": 1, "state_tokens": 1, "state_cached": False}
