@@ -35,21 +35,25 @@ Model = Annotated[str | None, typer.Option(help="Local folder or Hub id of the c
 Revision = Annotated[str | None, typer.Option(help="Hub revision of the checkpoint.")]
 Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
-Quantization = Annotated[str | None, typer.Option(help="fp8: quantize plain weights while loading.")]
+Quantization = Annotated[str | None, typer.Option(help="fp8: quantize unquantized weights while loading.")]
 TrustRemoteCode = Annotated[
     bool | None,
-    typer.Option("--trust-remote-code", help="Let the package's own code render unknown layouts."),
+    typer.Option(
+        "--trust-remote-code", help="Let the package's own code render prompt layouts unknown to d3serve."
+    ),
 ]
 Lanes = Annotated[
-    list[str] | None, typer.Option("--lane", help="interactive or offline; may be given twice. Unset: both.")
+    list[str] | None, typer.Option("--lane", help="interactive or offline; repeatable. Default: both.")
 ]
-RedisUrl = Annotated[str | None, typer.Option(help="Redis-protocol server; only `up` starts one if unset.")]
+RedisUrl = Annotated[
+    str | None, typer.Option(help="URL of a Redis-protocol server. If unset, only `up` starts one.")
+]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder of the embedded broker.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder for the embedded broker's data.")]
 ExitWithParent = Annotated[bool, typer.Option(hidden=True)]
 Key = Annotated[str | None, typer.Option(envvar="D3SERVE_API_KEY", help="API key.")]
-Url = Annotated[str, typer.Option(envvar="D3SERVE_URL", help="Address of a running server.")]
+Url = Annotated[str, typer.Option(envvar="D3SERVE_URL", help="URL of a running server.")]
 
 
 @app.command()
@@ -65,7 +69,7 @@ def up(
     port: Port = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run all of it: the broker (unless --redis-url), the API and one worker, in one process tree."""
+    """Run broker (unless --redis-url is given), API, worker and webhook sender in one process tree."""
     settings = _settings(locals())
     with running(settings) as (tree, url):
         console.print(f"d3serve is ready: [bold]{url}[/bold]")
@@ -78,11 +82,11 @@ def api(
     host: Host = None,
     port: Port = None,
     model: Model = None,
-    processes: Annotated[int | None, typer.Option(help="Processes that share the port.")] = None,
+    processes: Annotated[int | None, typer.Option(help="Number of processes sharing the port.")] = None,
     fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
-    """Run the HTTP API alone."""
+    """Run only the HTTP API."""
     settings = Settings.load(redis_url=redis_url, host=host, port=port, model=model, api_processes=processes)
     require_url(settings)
     if fd is None and settings.api_processes > 1:
@@ -112,7 +116,7 @@ def api(
 
 @app.command()
 def webhooks(redis_url: RedisUrl = None, exit_with_parent: ExitWithParent = False) -> None:
-    """Run the webhook sender: deliver the events of finished jobs, again until they arrive."""
+    """Run the webhook sender: deliver the events of finished jobs, with retries."""
     settings = _settings(locals(), leave_out=("exit_with_parent",))
     from d3serve.worker.webhooks import webhooks_main
 
@@ -123,17 +127,17 @@ def webhooks(redis_url: RedisUrl = None, exit_with_parent: ExitWithParent = Fals
 
 @app.command("new-key")
 def new_key(
-    file: Annotated[Path, typer.Argument(help="File of keys; see D3SERVE_API_KEYS_FILE. Made if missing.")],
-    tenant: Annotated[str, typer.Option(help="Whose jobs the key sees.")] = "main",
+    file: Annotated[Path, typer.Argument(help="Key file; see D3SERVE_API_KEYS_FILE. Created if missing.")],
+    tenant: Annotated[str, typer.Option(help="Tenant whose jobs the key can see.")] = "main",
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"{', '.join(api_keys.ALL_SCOPES)}; may be given several times. Unset: all but admin.",
+            help=f"{', '.join(api_keys.ALL_SCOPES)}; repeatable. Default: all but admin.",
         ),
     ] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(help="Limit of this key.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Rate limit for this key.")] = None,
 ) -> None:
-    """Make an API key: keep its hash in FILE, print the key once."""
+    """Create an API key: store its hash in FILE and print the key once."""
     key, line = api_keys.new_key(tenant, scope or api_keys.DEFAULT_SCOPES, requests_per_minute)
     api_keys.append_key(file, line)
     Console().print(key, highlight=False, soft_wrap=True)
@@ -151,7 +155,7 @@ def worker(
     redis_url: RedisUrl = None,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
-    """Run one worker: load the model, take turns until told to stop."""
+    """Run one worker: load the model, then process jobs until stopped."""
     settings = _settings(locals(), leave_out=("exit_with_parent",))
     from d3serve.worker.main import worker_main
 
@@ -164,13 +168,17 @@ def worker(
 def ask(
     request: Annotated[Path | None, typer.Argument(help="A JSON file with `state` and `questions`.")] = None,
     state: Annotated[str | None, typer.Option(help="The state, as text.")] = None,
-    yes_no: Annotated[list[str] | None, typer.Option(help="A yes/no question.")] = None,
-    choice: Annotated[list[str] | None, typer.Option(help="'question: option | option'")] = None,
-    score: Annotated[list[str] | None, typer.Option(help="'question: lowest | … | highest'")] = None,
+    yes_no: Annotated[list[str] | None, typer.Option(help="A yes/no question; repeatable.")] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="A choice: 'question: option | option'; repeatable.")
+    ] = None,
+    score: Annotated[
+        list[str] | None, typer.Option(help="A score: 'question: lowest | … | highest'; repeatable.")
+    ] = None,
     url: Url = "http://127.0.0.1:8000",
     api_key: Key = None,
 ) -> None:
-    """Ask a running server: post a job, wait for it, print the answers."""
+    """Ask a running server: post a job, wait for it and print the answers."""
     flags = state is not None or yes_no or choice or score
     if request and flags:
         raise InvalidRequest("give a request file or --state with questions, not both", field="request")
@@ -186,16 +194,16 @@ def ask(
 @app.command()
 def submit(
     requests: Annotated[
-        Path, typer.Argument(help="JSON lines, each a request with `state` and `questions`.")
+        Path, typer.Argument(help="JSON Lines file; each line is a request with `state` and `questions`.")
     ],
     out: Annotated[
-        Path, typer.Option(help="Results as JSON lines; lines that stand there are not asked again.")
+        Path, typer.Option(help="Results as JSON Lines; requests that already have a result are skipped.")
     ],
-    at_once: Annotated[int, typer.Option(min=1, max=1000, help="Jobs in flight.")] = 64,
+    at_once: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of jobs in flight.")] = 64,
     url: Url = "http://127.0.0.1:8000",
     api_key: Key = None,
 ) -> None:
-    """Submit many jobs and collect their results; run it again to go on where it stopped."""
+    """Submit many jobs and collect their results; run it again to resume."""
     from d3serve.bulk import submit_file
 
     failed = submit_file(requests, out, url=url, api_key=api_key, at_once=at_once, console=console)
@@ -204,7 +212,7 @@ def submit(
 
 @app.command()
 def models() -> None:
-    """List the published checkpoints: what each needs, and why one cannot be served."""
+    """List the published checkpoints: what each needs, and why some cannot be served."""
     from d3serve.model.registry import PUBLISHED
 
     table = Table("checkpoint", "revision", "weights", "attention", "GPU memory", box=None, pad_edge=False)
@@ -222,10 +230,10 @@ def pull(
     model: Annotated[str, typer.Argument(help="Hub id of the checkpoint.")],
     revision: Revision = None,
     with_code: Annotated[
-        bool, typer.Option(help="Fetch the code that renders its prompts too; nothing of it is run.")
+        bool, typer.Option(help="Also fetch the code that renders its prompts; it is not run.")
     ] = False,
 ) -> None:
-    """Download a checkpoint, or go on where a download broke off; print its folder."""
+    """Download a checkpoint, or resume a download, and print its folder."""
     from d3serve.model.hub import locate
 
     typer.echo(locate(model, revision, with_code=with_code).folder)
@@ -235,7 +243,7 @@ def pull(
 def check(
     package: Annotated[Path, typer.Argument(help="Folder of a checkpoint.", exists=True, file_okay=False)],
 ) -> None:
-    """Check a checkpoint's files against its manifest and say what it is; exit with 1 if anything differs."""
+    """Check a checkpoint's files against its manifest and describe it; exit with 1 if anything differs."""
     from d3serve.model.manifest import check_package
 
     report, out = check_package(package), Console(highlight=False, soft_wrap=True)
@@ -252,7 +260,7 @@ def check(
 
 @app.command()
 def demo(model: Model = None, data_dir: DataDir = None) -> None:
-    """Start everything on a free port, post one real job over HTTP, print its answers, stop."""
+    """Start everything on a free port, post one real job over HTTP, print its answers and stop."""
     settings = Settings.load(model=model, data_dir=data_dir, port=0, log_level="warning")
     with running(settings) as (_, url):
         console.print(f"broker, API and worker are up at [bold]{url}[/bold]; POST {url}/v1/jobs:")
