@@ -1,6 +1,7 @@
 """Engines and oracles of the tiny checkpoint in every mode."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,12 @@ def questions() -> Mapping[str, Question]:
         ),
         "mood": ScoreQuestion(type="score", criteria=["happy", {"level": "low"}, "angry"]),
     }
+
+
+@pytest.fixture
+def package(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint to change."""
+    return Path(shutil.copytree(tiny_checkpoint, tmp_path / "package"))
 
 
 def in_mode(package: Path, mode: str, folder: Path) -> Path:

@@ -1,25 +1,11 @@
 """How long a prompt may be: the request's limit within the package's own. Nothing is ever cut."""
 
-import json
-import shutil
-
 import pytest
+from editing import edit
 
 from d3serve.errors import MaxTokensExceeded
 from d3serve.model.engine import DecisionEngine
 from d3serve.schemas import NoulQuestion
-
-
-@pytest.fixture
-def package(tiny_checkpoint, tmp_path):
-    """A copy of the tiny checkpoint to change."""
-    return shutil.copytree(tiny_checkpoint, tmp_path / "package")
-
-
-def edit(package, name, change):
-    values = json.loads((package / name).read_text())
-    change(values)
-    (package / name).write_text(json.dumps(values))
 
 
 def test_a_prompt_that_is_too_long_names_its_question_and_is_not_cut(engine):

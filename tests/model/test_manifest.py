@@ -1,24 +1,11 @@
 """`d3serve check`: a package against its own manifest."""
 
-import json
-import shutil
-
 import pytest
+from editing import edit
 
 from d3serve.errors import InvalidCheckpoint
 from d3serve.model import manifest
 from d3serve.model.manifest import MANIFEST, check_package
-
-
-@pytest.fixture
-def package(tiny_checkpoint, tmp_path):
-    return shutil.copytree(tiny_checkpoint, tmp_path / "package")
-
-
-def rewrite(package, change):
-    values = json.loads((package / MANIFEST).read_text())
-    change(values)
-    (package / MANIFEST).write_text(json.dumps(values))
 
 
 def test_a_whole_package_has_no_problems(package):
@@ -51,12 +38,12 @@ DAMAGE = {
     "tokenizer.json: is missing": lambda p: (p / "tokenizer.json").unlink(),
     "chat_template.jinja: has ": lambda p: (p / "chat_template.jinja").write_text("x"),
     "extra.safetensors: is not in the manifest": lambda p: (p / "extra.safetensors").write_bytes(b""),
-    "../x: lies outside": lambda p: rewrite(p, lambda m: m["files_sha256"].update({"../x": "0"})),
-    "schema is 'd3-package-manifest/2'": lambda p: rewrite(
-        p, lambda m: m.update(schema="d3-package-manifest/2")
+    "../x: lies outside": lambda p: edit(p, MANIFEST, lambda m: m["files_sha256"].update({"../x": "0"})),
+    "schema is 'd3-package-manifest/2'": lambda p: edit(
+        p, MANIFEST, lambda m: m.update(schema="d3-package-manifest/2")
     ),
-    "parameters: readout has 32,640; the manifest says 1": lambda p: rewrite(
-        p, lambda m: m.update(parameters={"readout": 1})
+    "parameters: readout has 32,640; the manifest says 1": lambda p: edit(
+        p, MANIFEST, lambda m: m.update(parameters={"readout": 1})
     ),
 }
 
@@ -72,7 +59,7 @@ def test_each_damage_is_told(problem, package):
     "change", [{"files_sha256": None}, {"files_sha256": []}, {"files_bytes": 7}, {"parameters": []}]
 )
 def test_a_manifest_of_another_shape_cannot_be_read(change, package):
-    rewrite(package, lambda m: m.update(change))
+    edit(package, MANIFEST, lambda m: m.update(change))
     with pytest.raises(InvalidCheckpoint, match="expected an object"):
         check_package(package)
 

@@ -1,10 +1,10 @@
 """What we do not understand is refused at load, with the field and its value, and never with a traceback."""
 
 import json
-import shutil
 
 import pytest
 import torch
+from editing import edit
 from safetensors.torch import load_file, save_file
 
 from d3serve.errors import (
@@ -18,18 +18,6 @@ from d3serve.model.checkpoint import load_weights
 from d3serve.model.config import load_decision_config, load_geometry
 from d3serve.model.engine import DecisionEngine
 from d3serve.schemas import ChoiceQuestion, NoulQuestion, ScoreQuestion
-
-
-@pytest.fixture
-def package(tiny_checkpoint, tmp_path):
-    """A copy of the tiny checkpoint to break."""
-    return shutil.copytree(tiny_checkpoint, tmp_path / "package")
-
-
-def edit(package, name, change):
-    values = json.loads((package / name).read_text())
-    change(values)
-    (package / name).write_text(json.dumps(values))
 
 
 def refusal(package) -> InvalidCheckpoint:

@@ -1,9 +1,9 @@
 """Layouts that only the package's own code can render: run on request, split where the state ends, or refused."""
 
 import json
-import shutil
 
 import pytest
+from editing import edit
 
 from d3serve.errors import InvalidCheckpoint, InvalidQuestion, InvalidRequest
 from d3serve.model.engine import DecisionEngine
@@ -77,16 +77,14 @@ SIBLING = "import d3_runtime\n"
 
 
 @pytest.fixture
-def package(tiny_checkpoint, tmp_path):
+def package(package):
     """The tiny checkpoint with a layout of its own and a module that renders it."""
 
     def write(source, layout="header-v1"):
-        folder = shutil.copytree(tiny_checkpoint, tmp_path / "package")
-        values = json.loads((folder / "decision_config.json").read_text()) | {"prompt_layout": layout}
-        (folder / "decision_config.json").write_text(json.dumps(values))
+        edit(package, "decision_config.json", lambda values: values.update(prompt_layout=layout))
         if source is not None:
-            (folder / "d3_format.py").write_text(source)
-        return folder
+            (package / "d3_format.py").write_text(source)
+        return package
 
     return write
 

@@ -1,10 +1,9 @@
 """The temperature depends on the client's job, never on the turn that it was merged into."""
 
-import json
 import math
-import shutil
 
 import pytest
+from editing import edit
 
 from d3serve.model.config import load_decision_config
 from d3serve.model.engine import DecisionEngine
@@ -15,12 +14,9 @@ ASKED = NoulQuestion(type="noul", instructions="Urgent?")
 
 
 @pytest.fixture
-def package(tiny_checkpoint, tmp_path):
-    folder = shutil.copytree(tiny_checkpoint, tmp_path / "package")
-    values = json.loads((folder / "decision_config.json").read_text())
-    values["temperature_by_questions"] = BUCKETS
-    (folder / "decision_config.json").write_text(json.dumps(values))
-    return folder
+def package(package):
+    edit(package, "decision_config.json", lambda values: values.update(temperature_by_questions=BUCKETS))
+    return package
 
 
 def test_each_number_of_questions_has_its_bucket(package):
