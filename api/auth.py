@@ -66,8 +66,9 @@ def _refuse_web_pages(request: Request, settings: Settings) -> None:
     """
     if settings.allow_anonymous:
         return
-    host, origin = request.headers.get("host", ""), request.headers.get("origin")
-    own = not host or _is_address(_host_of(f"//{host}")) or is_loopback(_host_of(f"//{host}"))
+    header, origin = request.headers.get("host", ""), request.headers.get("origin")
+    host = _host_of(f"//{header}")
+    own = not header or _is_address(host) or is_loopback(host)
     if not own or (origin is not None and not is_loopback(_host_of(origin))):
         raise Forbidden(
             "without API keys only programs of this host are served, not web pages or names of other hosts; set "

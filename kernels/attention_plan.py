@@ -40,7 +40,7 @@ class Launch(NamedTuple):
     """
 
     tile: TileShape
-    rows: int
+    rows: int  # that q must have at least
     edges: int
     partials: int  # most of a round
     rounds: tuple[Round, ...]
@@ -62,7 +62,6 @@ class AttentionPlan:
 
     launch: Launch
     kv_heads: int
-    rows: int  # that q must have at least
     pool_rows: int
     dense: tuple[DenseBlock, ...]
     table: Tensor  # int32, holds the four lists below
@@ -113,7 +112,7 @@ def plan_tiles(
     if sizes is not None:
         launch = _capacity(cut.tile, cut.group, sizes)
     table, views = _upload((cut.row_ranges, cut.edges, items, merges), launch, device)
-    return AttentionPlan(launch, kv_heads, launch.rows, cut.pool_rows, cut.dense, table, *views)
+    return AttentionPlan(launch, kv_heads, cut.pool_rows, cut.dense, table, *views)
 
 
 def _lists(

@@ -280,9 +280,9 @@ def _check(
             f"q {tuple(q.shape)}, k_pool {tuple(k_pool.shape)}, v_pool {tuple(v_pool.shape)} and out"
             f" {tuple(out.shape)} do not fit each other and a plan for {plan.kv_heads} key/value heads"
         )
-    if plan.rows > T or plan.pool_rows > P:
+    if plan.launch.rows > T or plan.pool_rows > P:
         raise ValueError(
-            f"the plan needs {plan.rows} rows and {plan.pool_rows} pool rows; there are {T} and {P}"
+            f"the plan needs {plan.launch.rows} rows and {plan.pool_rows} pool rows; there are {T} and {P}"
         )
     if len({q.dtype, k_pool.dtype, v_pool.dtype, out.dtype}) > 1:
         raise ValueError(
