@@ -7,7 +7,6 @@ from typing import Any, Final
 import zstandard
 from starlette.requests import Request
 
-from d3serve.api.strict_json import read_json
 from d3serve.errors import (
     BodyTooLarge,
     InvalidJSON,
@@ -16,6 +15,7 @@ from d3serve.errors import (
     UnsupportedMediaType,
 )
 from d3serve.settings import Settings
+from d3serve.strict_json import read_json
 from d3serve.wording import shown
 
 MAX_RATIO: Final = 200  # JSON compresses 3 to 30 times; a bomb, 1,000 times and more

@@ -4,12 +4,12 @@ import httpx
 import pytest
 
 from d3serve.api.served import configured_name
-from d3serve.api.strict_json import read_json
 from d3serve.api_keys import append_key, new_key
 from d3serve.client import AsyncClient, Client
 from d3serve.client.protocol import POLL_S
 from d3serve.errors import InvalidJSON, InvalidRequest, InvalidSettings, StorageUnavailable
 from d3serve.settings import Settings
+from d3serve.strict_json import read_json
 
 QUESTIONS = {"q": {"type": "noul", "instructions": "x"}}
 

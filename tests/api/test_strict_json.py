@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from d3serve.api.strict_json import MAX_VALUES, read_json
 from d3serve.errors import DuplicateKey, InvalidJSON
+from d3serve.strict_json import MAX_VALUES, read_json
 from d3serve.wording import shown
 
 DEPTH = 100
