@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 DEMO   := .demo
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# Without a GPU their products go through numpy: they must hold with a BLAS that is not this machine's own.
+WITH_PRODUCTS := $(addprefix tests/kernels/test_,prefix_bidir.py gated_delta.py packed_pass.py)
+
 .PHONY: demo test test-faults test-gpu lint format docs clean
 
 demo: $(VENV)/.demo  ## everything at once: broker, API, worker, one real job
@@ -12,6 +15,7 @@ demo: $(VENV)/.demo  ## everything at once: broker, API, worker, one real job
 
 test: $(VENV)/.dev lint  ## lint, types and every test that needs no GPU
 	$(BIN)/python -m pytest -n 2 -m "not gpu and not faults"
+	OPENBLAS_CORETYPE=Haswell $(BIN)/python -m pytest -n 2 -m "not gpu" $(WITH_PRODUCTS)
 
 test-faults: $(VENV)/.dev  ## the long fault injections: real processes killed for real
 	$(BIN)/python -m pytest -m faults

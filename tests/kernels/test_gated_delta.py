@@ -96,6 +96,7 @@ def test_questions_of_two_states_do_not_mix(device):
     assert_close(states, expected_states)
 
 
+@pytest.mark.usefixtures("ordered_products")
 def test_question_alone_is_bit_equal_to_the_same_among_others(device):
     tensors = inputs(70 + 9 + 65, device)
     states = torch.zeros(1, HV, K, V, device=device)
@@ -112,6 +113,7 @@ def test_question_alone_is_bit_equal_to_the_same_among_others(device):
     assert torch.equal(states, kept)  # a question never writes its state
 
 
+@pytest.mark.usefixtures("ordered_products")
 @pytest.mark.parametrize("step_chunks", [1, 2, 3])
 def test_steps_carry_the_state_without_changing_a_bit(step_chunks, device):
     segments = packed(130, 65, 129, 70, s0=(-1, 0), s1=(-1, -1), s2=(0, -1), s3=(0, -1))
@@ -122,6 +124,7 @@ def test_steps_carry_the_state_without_changing_a_bit(step_chunks, device):
     assert torch.equal(stepped[1][0], whole[1][0])
 
 
+@pytest.mark.usefixtures("ordered_products")
 def test_padding_stores_nothing_and_changes_no_bit(device):
     segments = packed(70, 5, s0=(-1, 0), s1=(0, -1))
     plain = run(segments, device)

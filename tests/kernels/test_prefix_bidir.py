@@ -167,6 +167,7 @@ def test_no_segments():
     assert out.shape == (0, 6, 32)
 
 
+@pytest.mark.usefixtures("ordered_products")
 def test_views_of_one_projection_and_of_one_layer():
     segments = state_and_questions(20, [5, 6])
     q, k_pool, v_pool = tensors(segments)
@@ -183,6 +184,7 @@ def test_views_of_one_projection_and_of_one_layer():
     assert torch.equal(out, contiguous)
 
 
+@pytest.mark.usefixtures("ordered_products")
 def test_a_padded_plan_leaves_padded_rows_alone():
     segments = state_and_questions(20, [5, 75])
     q, k_pool, v_pool = tensors(segments, group=2)
@@ -195,6 +197,7 @@ def test_a_padded_plan_leaves_padded_rows_alone():
     assert (out[100:] == 7).all()
 
 
+@pytest.mark.usefixtures("ordered_products")
 def test_a_table_copied_into_a_captured_plan_does_its_own_work():
     first, second = state_and_questions(20, [5, 60]), state_and_questions(33, [7, 2, 9])
     q, k_pool, v_pool = tensors(state_and_questions(60, [40]))
@@ -252,6 +255,7 @@ def test_who_hears_of_a_change():
     assert not last_of_first_question[26:].any(), "no question reaches another"
 
 
+@pytest.mark.usefixtures("ordered_products")
 @pytest.mark.parametrize("tile", [OVERLAPPED, PLAIN], ids=["overlapped", "plain"])
 @pytest.mark.parametrize("prefix", [20, 700])
 def test_a_question_has_the_same_bits_alone_and_in_any_company(prefix, tile):
