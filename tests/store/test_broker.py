@@ -5,11 +5,10 @@ import signal
 import stat
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import redis
+from processes import ends
 
 from d3serve import broker as broker_module
 from d3serve.broker import EmbeddedBroker, find_server, running_broker
@@ -29,16 +28,6 @@ def broker(tmp_path):
     started = EmbeddedBroker(tmp_path / "data", MEMORY).start()
     yield started
     started.stop()
-
-
-def ends(pid, timeout=10):
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        stat_file = Path(f"/proc/{pid}/stat")
-        if not stat_file.exists() or stat_file.read_text().split(")")[1].split()[0] == "Z":
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def client_of(broker):
@@ -87,7 +76,7 @@ def test_it_dies_with_its_parent(tmp_path, how):
     )
     with parent:
         pid = int(parent.stdout.readline())
-        assert not ends(pid, timeout=0.2)
+        assert not ends(pid, timeout_s=0.2)
         parent.send_signal(how)
         assert ends(pid), "the server outlived its parent"
 

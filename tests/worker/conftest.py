@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import redis
+from processes import is_alive
 
 from d3serve.broker import EmbeddedBroker
 from d3serve.schemas import DecisionRequest, JobOptions, NoulQuestion
@@ -146,7 +146,7 @@ class Service:
                     worker = next(
                         (w for w in self.workers if name and f"-{w.pid}-" in name and w.alive()), None
                     )
-                    if worker and _is_process(pid):
+                    if worker and is_alive(pid):
                         return worker, int(pid)
                 await asyncio.sleep(0.005)
 
@@ -173,10 +173,6 @@ class Service:
                 await asyncio.sleep(0.05)
 
 
-def _is_process(pid):
-    return Path(f"/proc/{pid}").exists()
-
-
 @pytest.fixture(scope="session")
 def session_broker(tmp_path_factory):
     broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"), 2**28).start()
@@ -201,20 +197,3 @@ async def service(redis_url, tmp_path):
         for worker in service.workers:
             worker.kill()
         service.redis.close()
-
-
-@pytest.fixture
-def gone():
-    """Wait until a process has gone."""
-
-    def check(pid, timeout=10):
-        deadline = time.monotonic() + timeout
-        while Path(f"/proc/{pid}/stat").exists():
-            if Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z":
-                return True
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        return True
-
-    return check

@@ -2,42 +2,38 @@
 
 import os
 import signal
-import time
 
 import pytest
+from processes import ends
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_lost_wake_costs_at_most_three_seconds(service):
+async def test_a_lost_wake_is_sent_again(service):
     service.start_worker()
     await service.ready()
-    began = time.monotonic()
     job_id = await service.submit("s", wake=False)
     assert (await service.finish(job_id)).status == "succeeded"
-    assert time.monotonic() - began < 3
 
 
-async def test_a_killed_child_costs_at_most_two_seconds(service):
-    worker = service.start_worker("state_ms=1000")
+async def test_a_killed_child_does_not_wait_for_its_lease_to_run_out(service):
+    worker = service.start_worker("state_ms=1000", lease_s=600)
     await service.ready()
     job_id = await service.submit("s")
     await service.running(job_id)
     os.kill(service.child(worker), signal.SIGKILL)
-    killed = time.monotonic()
     job = await service.finish(job_id)
     assert (job.status, job.attempt) == ("succeeded", 2)
-    assert time.monotonic() - killed < 2 + 1 + 0.5  # repair, the work itself, a slow machine
 
 
-async def test_a_killed_worker_leaves_its_jobs_to_another(service, gone):
+async def test_a_killed_worker_leaves_its_jobs_to_another(service):
     service.start_worker("state_ms=1000")
     await service.ready()
     ids = [await service.submit(f"s{i}") for i in range(3)]
     await service.running(ids[0])
     child = service.child(service.workers[0])
     service.workers[0].signal(signal.SIGKILL)
-    assert gone(child), "the child outlived its worker"
+    assert ends(child), "the child outlived its worker"
     service.start_worker()
     jobs = await service.finish_all(ids)
     assert {job.status for job in jobs} == {"succeeded"}

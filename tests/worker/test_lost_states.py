@@ -1,6 +1,7 @@
 """A large state whose file is gone: its job fails in words, its neighbours do not, and sending it again mends it."""
 
 import pytest
+from processes import ends
 
 from d3serve.store.jobs import JobStore
 
@@ -53,13 +54,13 @@ async def test_a_worker_that_has_no_folder_fails_the_job_and_says_what_it_needs(
     assert "D3SERVE_STATE_DIR" in event["need"]
 
 
-async def test_a_worker_killed_in_a_turn_leaves_the_state_to_the_next(filed, gone):
+async def test_a_worker_killed_in_a_turn_leaves_the_state_to_the_next(filed):
     job_id = await filed.submit(f"fake:sleep=2 {LARGE}")
     first = filed.start_worker(lease_s=1.5)
     await filed.running(job_id)
     child = filed.child(first)
     first.kill()
-    assert gone(child)
+    assert ends(child)
     filed.start_worker(lease_s=1.5)
     job = await filed.finish(job_id)
     assert (job.status, job.attempt) == ("succeeded", 2)
