@@ -8,17 +8,20 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 # Without a GPU their products go through numpy: they must hold with a BLAS that is not this machine's own.
 WITH_PRODUCTS := $(addprefix tests/kernels/test_,prefix_bidir.py gated_delta.py packed_pass.py)
 
-.PHONY: demo test test-faults test-gpu lint format docs clean
+.PHONY: demo test test-faults test-hostile test-gpu lint format docs clean
 
 demo: $(VENV)/.demo  ## everything at once: broker, API, worker, one real job
 	$(BIN)/d3serve demo --model checkpoints/demo-d3 --data-dir $(DEMO)/data
 
 test: $(VENV)/.dev lint  ## lint, types and every test that needs no GPU
-	$(BIN)/python -m pytest -n 2 -m "not gpu and not faults"
+	$(BIN)/python -m pytest -n 2 -m "not gpu and not faults and not hostile"
 	OPENBLAS_CORETYPE=Haswell $(BIN)/python -m pytest -n 2 -m "not gpu" $(WITH_PRODUCTS)
 
 test-faults: $(VENV)/.dev  ## the long fault injections: real processes killed for real
 	$(BIN)/python -m pytest -m faults
+
+test-hostile: $(VENV)/.dev  ## long attacks on a real API: odd bodies, odd bytes, many connections
+	$(BIN)/python -m pytest -s -m hostile
 
 test-gpu: $(VENV)/.dev  ## what needs an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu
