@@ -120,9 +120,10 @@ class DecisionEngine:
         weights = _weights(folder, geometry, where, kind, quantization, at_random=load_format == "random")
         plan = _plan_memory(geometry, kind, where, state_cache_bytes, shares_state=config.shares_state)
         pools = Pools.allocate(geometry, rows=plan.rows, slots=plan.slots, device=where, dtype=kind)
+        info = _describe(package, config, geometry, kind, where, quantization or load_format)
         return cls(
-            info=_describe(package, config, geometry, kind, where),
-            identity=package.identity,
+            info=info,
+            identity=info.identity,
             config=config,
             tokenizer=tokenizer,
             backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS),
@@ -318,12 +319,18 @@ def _weights(
 
 
 def _describe(
-    package: Package, config: DecisionConfig, geometry: Geometry, dtype: torch.dtype, device: torch.device
+    package: Package,
+    config: DecisionConfig,
+    geometry: Geometry,
+    dtype: torch.dtype,
+    device: torch.device,
+    form: str,
 ) -> ModelInfo:
     max_length = config.max_length or geometry.max_positions
     return ModelInfo(
         name=package.name,
         revision=package.revision,
+        identity=f"{package.identity} {dtype} {form}",  # other numbers are another model's answers
         attention_mode=config.attention_mode,
         prompt_layout=config.prompt_layout,
         validated_length=config.validated_length or max_length,

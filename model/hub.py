@@ -31,6 +31,8 @@ DESCRIPTIONS = (
     "model.safetensors.index.json",
 )
 COMMIT = re.compile(r"[0-9a-f]{40}")
+WHOLE_BYTES = 16 * 2**20  # a file so small is read whole for its digest; of a larger one
+SAMPLES, SAMPLE_BYTES = 256, 4096  # so many pieces: reading 54 GB twice would double the time of a start
 
 
 @dataclass(frozen=True)
@@ -40,16 +42,21 @@ class Package:
     folder: Path
     name: str
     revision: str | None
+    from_hub: bool = False
 
     @property
     def identity(self) -> str:
-        """What tells this checkpoint from others: its revision, or a digest of the package's descriptions."""
-        if self.revision:
+        """What tells these weights from others, also of the same name: a commit, or a digest of the folder's files.
+
+        Whoever names a revision of a folder vouches for nothing: its files count whatever it is called.
+        """
+        if self.from_hub and self.revision:
             return self.revision
-        digest = hashlib.sha256()
-        for name in DESCRIPTIONS:
-            if (self.folder / name).is_file():
-                digest.update((self.folder / name).read_bytes())
+        digest = hashlib.sha256(f"{self.revision or ''}\0".encode())
+        described = [self.folder / name for name in DESCRIPTIONS]
+        for path in (*described, *sorted(self.folder.glob("*.safetensors"))):
+            if path.is_file():
+                _digest_file(digest, path)
         return digest.hexdigest()
 
 
@@ -88,7 +95,21 @@ def locate(model: str, revision: str | None = None, *, with_code: bool = False) 
         OSError,
     ) as error:
         raise _refusal(model, wanted, error) from None
-    return Package(found, model, found.name if COMMIT.fullmatch(found.name) else commit)
+    return Package(found, model, found.name if COMMIT.fullmatch(found.name) else commit, True)
+
+
+def _digest_file(digest: "hashlib._Hash", path: Path) -> None:
+    """Take a file's bytes into `digest`; of a large one its size, its time and pieces all over it."""
+    stat = path.stat()
+    digest.update(f"{path.name}\0{stat.st_size}\0".encode())
+    with path.open("rb") as file:
+        if stat.st_size <= WHOLE_BYTES:
+            digest.update(file.read())
+            return
+        digest.update(f"{stat.st_mtime_ns}\0".encode())
+        for piece in range(SAMPLES):
+            file.seek(piece * (stat.st_size - SAMPLE_BYTES) // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
 
 
 def _commit(model: str, wanted: str | None) -> str | None:

@@ -1,5 +1,7 @@
 """A name becomes a folder: pinned commits, only the files that are read, refusals that say what to do."""
 
+import os
+import shutil
 from types import SimpleNamespace
 
 import httpx
@@ -42,6 +44,65 @@ def no_network(monkeypatch, tmp_path):
 def test_a_folder_is_itself(tiny_checkpoint):
     found = hub.locate(str(tiny_checkpoint))
     assert (found.folder, found.name, found.revision) == (tiny_checkpoint, "tiny", None)
+
+
+@pytest.fixture
+def identity_after(tmp_path, tiny_checkpoint):
+    """The identity of a package called `ck` once `change` has had its way with the folder."""
+
+    def after(change, revision=None):
+        folder = tmp_path / "ck"
+        shutil.copytree(tiny_checkpoint, folder)
+        change(folder)
+        identity = hub.locate(str(folder), revision).identity
+        shutil.rmtree(folder)
+        return identity
+
+    return after
+
+
+def poke(name):
+    """Change the last byte of a file: of weights, the last number of the last tensor."""
+
+    def change(folder):
+        with (folder / name).open("r+b") as file:
+            file.seek(-1, 2)
+            byte = file.read(1)[0]
+            file.seek(-1, 2)
+            file.write(bytes([byte ^ 1]))
+
+    return change
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "readout.safetensors", "config.json"])
+@pytest.mark.parametrize("revision", [None, "v1"])
+def test_a_folder_of_one_name_with_other_weights_is_another_model(identity_after, name, revision):
+    assert identity_after(poke(name), revision) != identity_after(lambda _: None, revision)
+
+
+def test_the_same_files_are_the_same_model_wherever_they_lie(identity_after, tiny_checkpoint):
+    assert identity_after(lambda _: None) == hub.locate(str(tiny_checkpoint)).identity
+    assert identity_after(lambda _: None, "v1") != identity_after(lambda _: None, "v2")
+
+
+def test_a_large_file_is_known_by_pieces_all_over_it(identity_after, monkeypatch):
+    monkeypatch.setattr(hub, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(hub, "SAMPLE_BYTES", 64)
+    times = {"model.safetensors": (0, 0)}
+
+    def at_one_time(change):
+        def changed(folder):
+            change(folder)
+            for name, ns in times.items():
+                os.utime(folder / name, ns=ns)
+
+        return changed
+
+    untouched = identity_after(at_one_time(lambda _: None))
+    assert identity_after(at_one_time(lambda _: None)) == untouched
+    assert identity_after(at_one_time(poke("model.safetensors"))) != untouched
+    times["model.safetensors"] = (0, 1)
+    assert identity_after(at_one_time(lambda _: None)) != untouched
 
 
 def test_an_abbreviated_pin_is_completed_from_the_history(no_network):
