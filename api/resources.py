@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from d3serve.api.served import full_name
 from d3serve.schemas import JobResource, ModelInfo
 from d3serve.settings import Settings
 from d3serve.store.records import JobPage, JobRecord, QueueStats
@@ -119,7 +118,7 @@ def models_resource(models: list[ModelInfo], settings: Settings) -> dict[str, An
 def _model(model: ModelInfo, settings: Settings) -> dict[str, Any]:
     return {
         "name": model.name,
-        "description": f"{full_name(model)}, {model.attention_mode}, {model.dtype} on {model.device}",
+        "description": f"{model.full_name}, {model.attention_mode}, {model.dtype} on {model.device}",
         "release_date": RELEASED,
         "revision": model.revision,
         "aliases": list(settings.model_alias),

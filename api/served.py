@@ -37,7 +37,7 @@ class ServedModels:
 
         """
         models = await self.live()
-        by_name = {name: model.name for model in models for name in (model.name, full_name(model))}
+        by_name = {name: model.name for model in models for name in (model.name, model.full_name)}
         if asked in by_name:
             return by_name[asked]
         default = models[0].name if models else configured_name(self._settings)
@@ -54,8 +54,3 @@ def configured_name(settings: Settings) -> str:
     folder = Path(settings.model).expanduser()
     is_folder = settings.model.startswith(("/", ".", "~")) or folder.is_dir()
     return folder.resolve().name if is_folder else settings.model
-
-
-def full_name(model: ModelInfo) -> str:
-    """The name that pins the weights: `name@revision`."""
-    return f"{model.name}@{model.revision}" if model.revision else model.name

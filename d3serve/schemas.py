@@ -138,16 +138,25 @@ class DecisionResponse(Wire):
 
 
 class ModelInfo(Wire):
-    """What a worker serves; it publishes this, and `/v1/models` shows it."""
+    """What a worker serves; it publishes this, and `/v1/models` shows it.
+
+    `identity` tells its weights from all others, of the same name too; empty: nobody knows.
+    """
 
     name: str
     revision: str | None = None
+    identity: str = ""
     attention_mode: str
     prompt_layout: str | None = None
     validated_length: int
     max_length: int
     dtype: str
     device: str
+
+    @property
+    def full_name(self) -> str:
+        """The name that pins the weights: `name@revision`."""
+        return f"{self.name}@{self.revision}" if self.revision else self.name
 
 
 # --- jobs ------------------------------------------------------------------------------------------

@@ -56,7 +56,12 @@ class Settings(BaseSettings):
     )
     allow_anonymous: bool = Field(
         default=False,
-        description="Serve callers without a key even on an address that other hosts reach, and pages of other hosts.",
+        description="Serve callers without a key even on an address that other hosts reach.",
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Names under which callers without a key, web pages too, may reach the API; this host's own names "
+        "and addresses always may. *: any name, so any web page that a caller's browser opens.",
     )
     requests_per_minute: int | None = Field(
         default=None, ge=1, description="Requests a key may send in a minute, unless its line says otherwise."
@@ -106,6 +111,15 @@ class Settings(BaseSettings):
     max_offline_tokens: int = Field(
         default=131_072, ge=16, description="Longest prompt of the offline lane, in tokens."
     )
+    max_job_tokens_interactive: int = Field(
+        default=131_072,
+        ge=16,
+        description="Most tokens of one interactive job: its state once, and all its questions. Nobody else's job runs "
+        "meanwhile.",
+    )
+    max_job_tokens_offline: int = Field(
+        default=1_048_576, ge=16, description="Most tokens of one offline job, counted alike."
+    )
 
     # the queue
     max_queued_jobs: int = Field(default=100_000, ge=1, description="Jobs that may wait; more get 429.")
@@ -117,6 +131,12 @@ class Settings(BaseSettings):
     )
     result_ttl_s: int = Field(
         default=86_400, ge=60, description="How long a result is kept, from completion."
+    )
+    max_result_ttl_s: int = Field(
+        default=7 * 86_400,
+        ge=60,
+        le=7 * 86_400,
+        description="Longest that a client may ask for a result to be kept; it bounds the default too.",
     )
     tombstone_ttl_s: int = Field(
         default=7 * 86_400, ge=60, description="How long an expired job still answers 410 and not 404."

@@ -88,8 +88,8 @@ class FakeEngine:
         self._options = options
         self._cache: OrderedDict[str, None] = OrderedDict()
         self.info = ModelInfo(
-            name=options.name, attention_mode="fake", validated_length=32_768, max_length=options.max_length,
-            dtype="float64", device="cpu",
+            name=options.name, identity=f"fake {options.name}", attention_mode="fake", validated_length=32_768,
+            max_length=options.max_length, dtype="float64", device="cpu",
         )  # fmt: skip
 
     @classmethod

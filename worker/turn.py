@@ -178,8 +178,9 @@ class TurnRunner:
     def _succeed(self, turn: Turn, work: Work, decided: Decided, pass_ms: float) -> None:
         order = decode_questions(work.job.questions)
         answers: dict[str, Answer] = {name: decided.answers.get(name) or work.refused[name] for name in order}
-        response = DecisionResponse(model=self._model_name(), answers=answers, usage=decided.usage)
-        accepted = self._store.succeed(turn.lease, work.job.id, response, pass_ms)
+        response = DecisionResponse(model=self._engine.info.full_name, answers=answers, usage=decided.usage)
+        identity = self._engine.info.identity
+        accepted = self._store.succeed(turn.lease, work.job.id, response, pass_ms, identity)
         self._log(work.job, "succeeded" if accepted else "refused", work.prepared, decided.usage)
 
     def _fail(self, turn: Turn, job: ClaimedJob, error: Exception) -> None:
@@ -191,10 +192,6 @@ class TurnRunner:
         accepted = self._store.fail(turn.lease, job.id, told)
         log.info("job.done", job_id=job.id, status="failed" if accepted else "refused", code=error.code,
                  attempt=job.attempt)  # fmt: skip
-
-    def _model_name(self) -> str:
-        info = self._engine.info
-        return f"{info.name}@{info.revision}" if info.revision else info.name
 
     def _log(self, job: ClaimedJob, status: str, prepared: Prepared, usage: Usage) -> None:
         log.info(

@@ -54,9 +54,12 @@ def tokens_in(size_bytes: int) -> int:
     return size_bytes // 4 + 1
 
 
-def state_group(settings: Settings, model: str, tenant: str, state: bytes) -> str:
-    """What two jobs must share to share a state; tenants never do, so none can time another's cache."""
-    digest = hashlib.sha256(to_json([model, settings.revision, tenant]).encode())
+def state_group(model: str, revision: str, tenant: str, state: bytes) -> str:
+    """What two jobs must share to share a state; tenants never do, so none can time another's cache.
+
+    A worker claims whole groups, so jobs that name a revision never share one with jobs that name another or none.
+    """
+    digest = hashlib.sha256(to_json([model, revision, tenant]).encode())
     digest.update(state)
     return digest.hexdigest()[:40]
 
@@ -77,7 +80,12 @@ def _hook_events(request: DecisionRequest) -> str:
 
 
 def encode_job(
-    settings: Settings, request: DecisionRequest, *, tenant: str, traceparent: str | None = None
+    settings: Settings,
+    request: DecisionRequest,
+    *,
+    tenant: str,
+    revision: str = "",
+    traceparent: str | None = None,
 ) -> EncodedJob:
     """Everything that SUBMIT writes, from a validated request whose model is resolved."""
     options = request.job
@@ -87,6 +95,7 @@ def encode_job(
     longest = max((estimate_tokens(to_json(q)) for q in asked.values()), default=0)
     fields: dict[str, str | int] = {
         "model": request.model,
+        "revision": revision,
         "state_tokens": state_tokens,
         "tokens": estimate_tokens(questions),
         "questions": len(asked),
@@ -97,13 +106,13 @@ def encode_job(
         "on_error": options.on_question_error,
         "asked_lane": options.lane or "",
         "timeout_ms": 1000 * (options.timeout_s or 0),
-        "ttl_ms": 1000 * (options.result_ttl_s or settings.result_ttl_s),
+        "ttl_ms": 1000 * min(options.result_ttl_s or settings.result_ttl_s, settings.max_result_ttl_s),
         "tomb_ms": 1000 * settings.tombstone_ttl_s,
         "max_attempts": settings.max_attempts,
         "traceparent": traceparent or "",
     }
     return EncodedJob(
-        group=state_group(settings, request.model, tenant, state),
+        group=state_group(request.model, revision, tenant, state),
         lane=choose_lane(settings, request, state_tokens + longest),
         rank_offset_ms=PRIORITY_STEP_MS * PRIORITY_RANK[options.priority],
         expires_ms=1000 * (options.expires_in_s or 0),

@@ -27,7 +27,7 @@ from d3serve.store.keys import Keys
 from d3serve.store.listing import Filters, page
 from d3serve.store.lua import Argument, ScriptName, run_script_async
 from d3serve.store.memory import MemoryGuard
-from d3serve.store.records import JobPage, JobRecord, Progress, QueueStats, Submitted, WorkerInfo
+from d3serve.store.records import JobPage, JobRecord, Progress, QueueStats, Submitted, WorkerInfo, summary
 from d3serve.store.states import LargeStates
 from d3serve.store.waiters import Dispatcher
 
@@ -81,11 +81,13 @@ class JobStore:
         idempotency_key: str | None = None,
         fingerprint: str = "",
         idempotency_ttl_s: int | None = None,
+        revision: str = "",
         traceparent: str | None = None,
     ) -> Submitted:
         """Write the job, its place in its state group and its idempotency record in one step.
 
-        `request.model` must be the served name, aliases resolved. `fingerprint` identifies the body for
+        `request.model` must be the served name, aliases resolved; with `revision`, only a worker that serves that
+        one answers. `fingerprint` identifies the body for
         the idempotency check; the record lives for `idempotency_ttl_s`, by default as the settings say.
         The lane is `request.job.lane`, else chosen from an estimate of the length.
 
@@ -94,7 +96,7 @@ class JobStore:
             QueueFull: as many jobs, or bytes, wait as may; `details["retry_after_s"]` is a guess.
             StorageUnavailable: also before Redis is quite full.
         """
-        job = encode_job(self._settings, request, tenant=tenant, traceparent=traceparent)
+        job = encode_job(self._settings, request, tenant=tenant, revision=revision, traceparent=traceparent)
         idem_ttl_s = idempotency_ttl_s or self._settings.idempotency_ttl_s
         idem = "" if idempotency_key is None else _digest(f"{tenant}\0{idempotency_key}")
         job_id = f"job_{secrets.token_hex(12)}"
@@ -371,7 +373,7 @@ def _fresh_record(
     return JobRecord(
         id=job_id, tenant=tenant, status="queued", lane=job.lane, priority=request.job.priority, attempt=0,
         created_at=created_ms / 1000, progress=Progress("queued", 0, total),
-        request={"model": request.model, "questions": total, "state_tokens": job.fields["state_tokens"]},
+        request=summary(request.model, str(job.fields["revision"]), total, int(job.fields["state_tokens"])),
         deadline_at=(created_ms + job.expires_ms) / 1000 if job.expires_ms else None,
         metadata=request.job.metadata,
     )  # fmt: skip

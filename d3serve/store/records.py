@@ -54,7 +54,8 @@ class JobRecord:
 
     `request` is the summary shown to clients: model, questions (count), state_tokens (an estimate until
     the job has run). `expires_at` is set once the job has ended: from then on it answers JobExpired.
-    `webhook` is the submission's webhook object, or None. `pass_ms` is how long the pass took that answered it.
+    `webhook` is the submission's webhook object, or None. `pass_ms` is how long the pass took that answered it, and
+    `identity` which weights: `ModelInfo.identity` of its worker.
     """
 
     id: str
@@ -74,6 +75,7 @@ class JobRecord:
     error: JobError | None = None
     usage: Usage | None = None
     pass_ms: float | None = None
+    identity: str = ""
     webhook: Mapping[str, Any] | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     traceparent: str | None = None
@@ -101,7 +103,7 @@ class JobRecord:
             finished_at=_seconds(row.get("finished")),
             deadline_at=_seconds(row.get("deadline")),
             expires_at=_seconds(row.get("expires")),
-            request={"model": row["model"], "questions": total, "state_tokens": state_tokens},
+            request=summary(row["model"], row.get("revision", ""), total, state_tokens),
             progress=Progress(
                 row["stage"],  # type: ignore[arg-type] # only our scripts write it
                 int(row["questions_done"]),
@@ -110,6 +112,7 @@ class JobRecord:
             error=JobError.model_validate_json(row["error"]) if "error" in row else None,
             usage=usage,
             pass_ms=float(row["pass_ms"]) if "pass_ms" in row else None,
+            identity=row.get("identity", ""),
             webhook=json.loads(row["webhook"]) if row.get("webhook") else None,
             metadata=json.loads(row["metadata"]),
             traceparent=row.get("traceparent") or None,
@@ -118,6 +121,12 @@ class JobRecord:
     def waiting_at(self, queue: QueuePosition) -> Self:
         """The same job with its place in the queue."""
         return replace(self, queue=queue)
+
+
+def summary(model: str, revision: str, questions: int, state_tokens: int) -> dict[str, Any]:
+    """What of a request its job shows; `revision` where it named one."""
+    named = {"model": model, "revision": revision} if revision else {"model": model}
+    return {**named, "questions": questions, "state_tokens": state_tokens}
 
 
 def _seconds(ms: str | None) -> float | None:

@@ -120,21 +120,29 @@ class TurnStore:
         return set(self._run("progress", lease, stage, *jobs)) if jobs else set()
 
     def succeed(
-        self, lease: str, job_id: str, response: DecisionResponse, pass_ms: float | None = None
+        self,
+        lease: str,
+        job_id: str,
+        response: DecisionResponse,
+        pass_ms: float | None = None,
+        identity: str = "",
     ) -> bool:
-        """End a job with its answers, read in a pass of so long; False when it is no longer this lease's to end."""
+        """End a job with its answers, read in a pass of so long by the weights of `identity`.
+
+        False when it is no longer this lease's to end.
+        """
         usage = response.usage
         return bool(
             self._run(
                 "commit", lease, job_id, "succeeded", response.model_dump_json(), usage.model_dump_json(),
-                len(response.answers), "" if pass_ms is None else round(pass_ms, 1),
+                len(response.answers), "" if pass_ms is None else round(pass_ms, 1), identity,
             )
         )  # fmt: skip
 
     def fail(self, lease: str, job_id: str, error: JobError, usage: Usage | None = None) -> bool:
         """End a job with an error; False when it is no longer this lease's to end."""
         told = usage.model_dump_json() if usage else ""
-        return bool(self._run("commit", lease, job_id, "failed", error.model_dump_json(), told, 0, ""))
+        return bool(self._run("commit", lease, job_id, "failed", error.model_dump_json(), told, 0, "", ""))
 
     def free(self, lease: str, mode: Literal["back", "lost"], warm: Sequence[str] = ()) -> Freed:
         """End the lease; what is unfinished waits again, as given back unharmed or as a lost attempt."""

@@ -1,8 +1,8 @@
 -- COMMIT: end a running job; only for the lease that holds it. A final status is never overwritten.
 -- ARGV: lease, id, 'succeeded'|'failed', result or error (JSON), usage (JSON or ''), questions done,
---       milliseconds of its pass ('' none).
+--       milliseconds of its pass ('' none), identity of the weights ('' unknown).
 -- Answers 1, also when this lease has committed before and the answer was lost; else 0.
-local lease, id, status, text, usage, done, pass_ms = unpack(ARGV)
+local lease, id, status, text, usage, done, pass_ms, identity = unpack(ARGV)
 local j = read(id, 'status', 'lease', 'ttl_ms')
 if j.lease ~= lease then
   return 0
@@ -10,7 +10,7 @@ elseif j.status ~= 'running' then
   return (j.status == status) and 1 or 0
 end
 drain()
-redis.call('HSET', K('job', id), 'stage', 'finished', 'questions_done', done)
+redis.call('HSET', K('job', id), 'stage', 'finished', 'questions_done', done, 'identity', identity)
 if usage ~= '' then
   redis.call('HSET', K('job', id), 'usage', usage)
 end
