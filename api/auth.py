@@ -1,18 +1,16 @@
 """Who calls, what it may do, and how often: API keys, scopes, rate limits."""
 
-import ipaddress
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Final
-from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 
 from d3serve.api.dependencies import Parts, TheParts
-from d3serve.api_keys import ALL_SCOPES, PUBLIC_TENANT, Scope, is_loopback
+from d3serve.api.page_guard import refuse_web_pages
+from d3serve.api_keys import ALL_SCOPES, PUBLIC_TENANT, Scope
 from d3serve.errors import Forbidden, RateLimited, Unauthorized
-from d3serve.settings import Settings
 
 WINDOW_S: Final = 60
 
@@ -45,7 +43,7 @@ class Allowance:
 
 def _identify(request: Request, parts: Parts) -> Caller:
     if parts.keys is None:
-        _refuse_web_pages(request, parts.settings)
+        refuse_web_pages(request, parts.settings)
         return Caller(PUBLIC_TENANT, "", frozenset(ALL_SCOPES), None)
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
@@ -53,42 +51,6 @@ def _identify(request: Request, parts: Parts) -> Caller:
     found = parts.keys.identify(key.strip())
     rate = found.requests_per_minute or parts.settings.requests_per_minute
     return Caller(found.tenant, found.id, frozenset(found.scopes), rate)
-
-
-def _refuse_web_pages(request: Request, settings: Settings) -> None:
-    """Keep pages of other hosts out where every program of this host may call: its browser would call for them.
-
-    A page whose own name was made to lead here (DNS rebinding) has that name as Host, and could read every job; one
-    that posts here from elsewhere has its own as Origin.
-
-    Raises:
-        Forbidden: it is one; says what admits it.
-    """
-    if settings.allow_anonymous:
-        return
-    header, origin = request.headers.get("host", ""), request.headers.get("origin")
-    host = _host_of(f"//{header}")
-    own = not header or _is_address(host) or is_loopback(host)
-    if not own or (origin is not None and not is_loopback(_host_of(origin))):
-        raise Forbidden(
-            "without API keys only programs of this host are served, not web pages or names of other hosts; set "
-            "D3SERVE_API_KEYS_FILE, or D3SERVE_ALLOW_ANONYMOUS=true to serve everyone who can connect"
-        )
-
-
-def _host_of(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def requires(scope: Scope) -> Callable[[Request, TheParts], Awaitable[str]]:

@@ -34,7 +34,7 @@ async def read_object(request: Request, settings: Settings) -> tuple[bytes, dict
         InvalidJSON: the body is not strict JSON, or does not decode.
         InvalidRequest: it is JSON, but no object.
     """
-    check_media_type(request.headers.get("content-type"))
+    check_media_type(request.headers.get("content-type"), from_page="origin" in request.headers)
     coding = content_coding(request.headers.getlist("content-encoding"))
     encoded = await _read(request, settings.max_body_bytes)
     if coding == "identity":
@@ -51,13 +51,19 @@ async def read_object(request: Request, settings: Settings) -> tuple[bytes, dict
     return body, value
 
 
-def check_media_type(header: str | None) -> None:
-    """Accept JSON in UTF-8 (also when the header is missing: we read nothing else).
+def check_media_type(header: str | None, *, from_page: bool = False) -> None:
+    """Accept JSON in UTF-8, also when the header is missing: we read nothing else.
+
+    But a web page must say so: only then does its browser ask first whether it may post to another host.
 
     Raises:
         UnsupportedMediaType: says what is accepted, and why multipart is not.
     """
     if header is None:
+        if from_page:
+            raise UnsupportedMediaType(
+                "a web page must name its body's type; send content-type: application/json"
+            )
         return
     media_type, *parameters = (part.strip().lower() for part in header.split(";"))
     if media_type == "multipart/form-data":

@@ -1,6 +1,7 @@
 """What operators and clients ask about the service itself: models, queue, health, metrics."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,7 +49,8 @@ async def readyz(parts: TheParts) -> dict[str, Any]:
     workers = await parts.store.workers()
     ready = [worker for worker in workers if worker.ready and worker.model]
     if not ready:
-        states = ", ".join(f"{worker.id} {worker.load}" for worker in workers) or "none has shown itself"
+        loads = Counter(worker.load for worker in workers)  # their names are nobody's business who has no key
+        states = ", ".join(f"{count} {load}" for load, count in loads.items()) or "none has shown itself"
         raise NoWorker(f"no worker has its model loaded: {states}")
     return {
         "status": "ok",

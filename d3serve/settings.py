@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -58,7 +58,7 @@ class Settings(BaseSettings):
         default=False,
         description="Serve callers without a key even on an address that other hosts reach.",
     )
-    allowed_hosts: tuple[str, ...] = Field(
+    allowed_hosts: tuple[Annotated[str, Field(pattern=r"^(\*|[a-z0-9.-]+)$")], ...] = Field(
         default=(),
         description="Names under which callers without a key, web pages too, may reach the API; this host's own names "
         "and addresses always may. *: any name, so any web page that a caller's browser opens.",

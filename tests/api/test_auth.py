@@ -144,45 +144,11 @@ def test_listening_beyond_this_host_needs_keys_or_an_explicit_wish(host, setting
     create_app(public.model_copy(update={"api_keys_file": keys[0]}))
 
 
-OWN = ["localhost:8000", "127.0.0.1:8000", "[::1]:8000", "192.168.1.5:8000", "d3.localhost"]
-FOREIGN = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "[::1"]
-
-
 @pytest.mark.anyio
-async def test_without_keys_no_web_page_calls_through_the_browser_of_this_host(settings):
-    """By DNS rebinding a page would read every job of this host; by a plain form it would fill the queue."""
-    application = create_app(settings)
-    async with application.router.lifespan_context(application):
-        transport = httpx.ASGITransport(application, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            refused = [{"Host": host} for host in FOREIGN]
-            refused += [
-                {"Origin": origin} for origin in ("https://evil.example", "null", "http://6.6.6.6", "")
-            ]
-            for headers in refused:
-                for method, path in (
-                    ("GET", "/v1/jobs"),
-                    ("POST", "/v1/jobs"),
-                    ("GET", "/v1/webhook-secret"),
-                ):
-                    answer = await client.request(method, path, headers=headers)
-                    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), headers
-            admitted = [{"Host": host} for host in OWN] + [{"Origin": "http://localhost:3000"}]
-            for headers in admitted:
-                assert (await client.get("/v1/jobs", headers=headers)).status_code == 200, headers
-            assert (await client.get("/healthz", headers={"Host": FOREIGN[0]})).status_code == 200
-
-
-@pytest.mark.anyio
-async def test_with_keys_or_an_explicit_wish_any_name_will_do(settings, as_key):
-    page = {"Host": FOREIGN[0], "Origin": "https://evil.example"}
+async def test_with_keys_any_name_will_do(as_key):
+    page = {"Host": "d3.example", "Origin": "https://app.example"}
     async with as_key("acme") as client:
         assert (await client.get("/v1/jobs", headers=page)).status_code == 200
-    application = create_app(settings.model_copy(update={"allow_anonymous": True}))
-    async with application.router.lifespan_context(application):
-        transport = httpx.ASGITransport(application)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            assert (await client.get("/v1/jobs", headers=page)).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])

@@ -1,0 +1,64 @@
+"""Keeps web pages out of a server without keys: a caller's browser would call for any page that it opens."""
+
+import ipaddress
+from typing import Final
+from urllib.parse import urlsplit
+
+from fastapi import Request
+
+from d3serve.api_keys import is_loopback
+from d3serve.errors import Forbidden
+from d3serve.settings import Settings
+
+ANY_HOST: Final = "*"
+
+
+def refuse_web_pages(request: Request, settings: Settings) -> None:
+    """Admit programs, and the pages and names of hosts that the operator has named.
+
+    A page whose own name was made to lead here (DNS rebinding) has that name as Host, and could read every job; one
+    that posts here from elsewhere has its own as Origin; a picture or a script from here on a page has neither, but
+    a browser says that it is cross-site. A link that somebody follows shows its page to nobody else.
+
+    Raises:
+        Forbidden: it is a page; says what admits it.
+    """
+    if ANY_HOST in settings.allowed_hosts:
+        return
+    headers = request.headers
+    hosts, origins = headers.getlist("host"), headers.getlist("origin")
+    embedded = headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate"
+    for name in [_host_of(f"//{host}") for host in hosts if host]:
+        if not (_is_address(name) or _is_named(name, settings)):
+            raise _refusal(f"the name {name or 'in Host'} is not one of this host's")
+    for name in map(_host_of, origins):
+        if not _is_named(name, settings):
+            raise _refusal("this is a request of another host's web page")
+    if embedded and not origins:
+        raise _refusal("this is a part of another host's web page")
+
+
+def _refusal(reason: str) -> Forbidden:
+    return Forbidden(
+        f"{reason}; without API keys, add the name to D3SERVE_ALLOWED_HOSTS to admit it, or set D3SERVE_API_KEYS_FILE"
+    )
+
+
+def _is_named(host: str, settings: Settings) -> bool:
+    return is_loopback(host) or host in settings.allowed_hosts
+
+
+def _is_address(host: str) -> bool:
+    """Whether nobody can have made a name of theirs lead here: there is no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
