@@ -1,6 +1,7 @@
 """The child process that holds the model: loads it once, then runs a turn for every wake-up."""
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,21 +18,30 @@ from d3serve.worker.turn import TurnReport, TurnRunner
 
 MAX_LOADS = 3
 AWAY_S = 1.0
+ALIVE_EVERY_S = 5.0
 SPEED_MEMORY = 0.8  # weight of the past in the moving average of tokens a second
 
 T = TypeVar("T")
+Told = dict[str, str | int | float]
 
 log = structlog.get_logger(__name__)
 
 
 class TurnProcess:
-    """What lives as long as the child: store, engine, speed."""
+    """What lives as long as the child: store, engine, speed.
+
+    The job table forgets a worker that it has not heard of for 30 s, and everybody where Redis loses its data. So what
+    the child has told it tells again every 5 s, and before each turn: by then another model may have got the queue.
+    """
 
     def __init__(self, settings: Settings, worker: str) -> None:
         self._settings = settings
         self._store = TurnStore.open(settings, worker)
         self._runner: TurnRunner | None = None
         self._speed = 0.0
+        self._said: Told = {}
+        self._serves: str | None = None
+        self._telling = threading.Lock()  # what is told last must be what is true
 
     def load(self) -> None:
         """Load the model and say so; never raises, since Celery would go on without a model.
@@ -61,23 +71,50 @@ class TurnProcess:
         engine = load_engine(self._settings)
         runner = TurnRunner(self._store, engine, self._settings, Waker(self._settings))
         seconds = round(time.monotonic() - began, 1)
-        told: dict[str, str | int] = {
-            "load": "loaded",
-            "loads": 0,
-            "model": engine.info.model_dump_json(),
-            "error": "",
-        }
+        told: Told = {"load": "loaded", "loads": 0, "model": engine.info.model_dump_json(), "error": ""}
         if other := self._patiently(lambda: self._store.serve(engine.info.name, told)):
-            raise InvalidSettings(
-                f"worker {other[0]} serves {other[1]} from the queue {self._settings.namespace!r}, and a queue has one "
-                f"model: give {engine.info.name} a D3SERVE_NAMESPACE of its own, or stop that worker first",
-                field="model",
-            )
+            raise _taken(engine.info.name, other, self._settings.namespace)
+        with self._telling:
+            self._said |= told
+            self._serves = engine.info.name
         self._runner = runner
         log.info("model.loaded", model=engine.info.name, device=engine.info.device, seconds=seconds)
 
     def _tell(self, **fields: str | int) -> None:
+        with self._telling:
+            self._said |= fields
         self._patiently(lambda: self._store.publish(fields))
+
+    def stay_known(self) -> None:
+        """For a thread beside the turns: tell again what was told, for as long as the process lives."""
+        while True:
+            time.sleep(ALIVE_EVERY_S)
+            try:
+                self._tell_again()
+            except StorageUnavailable as error:
+                log.warning("alive.storage_away", error=error.message)
+            except Exception as error:  # a thread's edge: without it a worker would seem to load for ever
+                log.error("alive.failed", exc_info=error)
+
+    def _tell_again(self) -> bool:
+        """Repeat all that was told; False when there is no model to run a turn with.
+
+        A worker that was away for too long may find that another model has the queue by now. It must not answer a
+        single job, and ends as it would have if it had come second at the start.
+        """
+        with self._telling:
+            if self._serves is None:
+                if self._said:
+                    self._store.publish(self._said)
+                return False
+            other = self._store.serve(self._serves, self._said)
+            if other is None:
+                return True
+            self._runner, reason = None, _taken(self._serves, other, self._settings.namespace).message
+            self._serves, self._said = None, self._said | {"load": "failed", "error": reason}
+            log.error("model.displaced", reason=reason)
+            self._store.publish(self._said)
+            return False
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """Do it, however long Redis is away: without it this process is of no use."""
@@ -90,9 +127,9 @@ class TurnProcess:
 
     def run_turn(self) -> None:
         """Run one turn, if there is a model and work; the process ends here when the device is lost."""
-        if self._runner is None:
-            return
         try:
+            if not self._tell_again() or self._runner is None:
+                return
             report = self._runner.run()
         except DeviceError as error:
             log.error("device.lost", exc_info=error)
@@ -106,8 +143,17 @@ class TurnProcess:
     def _publish(self, report: TurnReport) -> None:
         now = report.work_tokens / report.seconds
         self._speed = SPEED_MEMORY * self._speed + (1 - SPEED_MEMORY) * now if self._speed else now
-        with suppress(StorageUnavailable):  # the work is done; only its echo is lost
-            self._store.publish({"tokens_per_s": round(self._speed, 1)})
+        with suppress(StorageUnavailable), self._telling:  # the work is done; only its echo is lost
+            self._said["tokens_per_s"] = round(self._speed, 1)
+            self._store.publish({"tokens_per_s": self._said["tokens_per_s"]})
+
+
+def _taken(model: str, other: tuple[str, str], namespace: str) -> InvalidSettings:
+    return InvalidSettings(
+        f"worker {other[0]} serves {other[1]} from the queue {namespace!r}, and a queue has one model: "
+        f"give {model} a D3SERVE_NAMESPACE of its own, or stop that worker first",
+        field="model",
+    )
 
 
 def _reason(error: Exception) -> str:

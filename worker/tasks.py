@@ -1,5 +1,6 @@
 """What Celery calls. The module is imported by the main process too, so nothing here may import torch."""
 
+import threading
 from typing import Any
 
 from celery import shared_task
@@ -19,6 +20,7 @@ def start_process(sender: str, **_: Any) -> None:
     settings = Settings.load()
     configure_logging(settings, worker=sender)
     process = TurnProcess(settings, sender)
+    threading.Thread(target=process.stay_known, name="d3serve-alive", daemon=True).start()
     process.load()
     _process[:] = [process]
 

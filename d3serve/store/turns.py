@@ -169,7 +169,7 @@ class TurnStore:
         """Say how this worker is, and that it is alive, for the next 30 s."""
         self._run("tell", self.worker, WORKER_TTL_MS, *_pairs(fields))
 
-    def serve(self, model: str, fields: Mapping[str, str | int]) -> tuple[str, str] | None:
+    def serve(self, model: str, fields: Mapping[str, str | int | float]) -> tuple[str, str] | None:
         """Publish fields beside the name of a model; None, or the live worker and its other model that forbid it."""
         found = self._run("serve", self.worker, WORKER_TTL_MS, model, *_pairs(fields))
         return (found[0], found[1]) if found else None

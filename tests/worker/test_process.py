@@ -1,11 +1,16 @@
 """Whatever goes wrong between loading a model and serving it, the main process hears of it."""
 
+import os
+
 import pytest
 
+from d3serve.errors import InvalidSettings
 from d3serve.settings import Settings
+from d3serve.store.connect import open_sync
 from d3serve.store.turns import TurnStore
 from d3serve.worker import process
 from d3serve.worker.process import MAX_LOADS, TurnProcess
+from d3serve.worker.turn import TurnReport
 
 
 @pytest.fixture
@@ -73,3 +78,51 @@ def test_a_worker_that_has_left_forbids_nothing(settings, published):
     other.close()
     TurnProcess(settings, "d3@here-1").load()
     assert published("load") == ["loaded"]
+
+
+def forget_everything(settings):
+    with open_sync(settings) as client:
+        client.flushall()
+
+
+def test_a_worker_that_was_forgotten_tells_everything_again(settings, published):
+    child = TurnProcess(settings, "d3@here-1")
+    child.load()
+    child._publish(TurnReport(jobs=1, work_tokens=100, seconds=1.0))
+    fields = ("load", "serves", "model", "child", "tokens_per_s")
+    before = published(*fields)
+    forget_everything(settings)
+    assert child._tell_again()
+    assert published(*fields) == before
+    assert None not in before
+
+
+def test_a_worker_that_loads_is_known_again_as_one_that_loads(settings, published, monkeypatch):
+    child = TurnProcess(settings, "d3@here-1")
+
+    def forgotten_meanwhile(_):
+        forget_everything(settings)
+        child._tell_again()
+        seen.extend(published("load", "child", "serves"))
+        raise InvalidSettings("seen enough")
+
+    seen = []
+    monkeypatch.setattr(process, "load_engine", forgotten_meanwhile)
+    child.load()
+    assert seen == ["loading", str(os.getpid()), None]
+
+
+def test_a_worker_whose_queue_another_model_has_got_meanwhile_answers_nothing(settings, published):
+    child = TurnProcess(settings, "d3@here-1")
+    child.load()
+    forget_everything(settings)
+    other = TurnStore.open(settings, "d3@there-2")
+    assert other.serve("another", {"load": "loaded"}) is None
+    child._runner.run = lambda: pytest.fail("it ran a turn")
+    child.run_turn()
+    load, error = published("load", "error")
+    assert (load, "serves another from the queue" in error) == ("failed", True)
+    forget_everything(settings)
+    child._tell_again()
+    assert published("load", "serves") == ["failed", None], "it has given up, and stays so"
+    other.close()
