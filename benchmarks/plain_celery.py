@@ -5,18 +5,23 @@ Started by service.py as `celery -A plain_celery worker`; the broker and the eng
 
 import os
 from typing import Any
+from urllib.parse import urlsplit
 
 from celery import Celery
 from celery.signals import worker_process_init
 
-from d3serve.celery_app import broker_url
 from d3serve.store.encode import QUESTIONS
 from d3serve.worker.fake_engine import FakeEngine
 
 REDIS_URL = os.environ["PLAIN_REDIS_URL"]
 ENGINE = os.environ.get("PLAIN_ENGINE", "fake:")
 
-app = Celery("plain", broker=broker_url(REDIS_URL), backend=broker_url(REDIS_URL))
+# kombu's own spelling of a socket file
+SPELLED = (
+    REDIS_URL.replace("unix://", "redis+socket://") if urlsplit(REDIS_URL).scheme == "unix" else REDIS_URL
+)
+
+app = Celery("plain", broker=SPELLED, backend=SPELLED)
 app.conf.update(
     task_acks_late=True, worker_prefetch_multiplier=1, task_reject_on_worker_lost=True, result_expires=3600,
     worker_pool="prefork", worker_concurrency=1, worker_pool_start_method="spawn", worker_hijack_root_logger=False,

@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from d3serve.errors import BrokerUnavailable
+from d3serve.redis_url import unix_url
 from d3serve.settings import Settings
 from d3serve.store.connect import check_server
 
@@ -72,7 +73,7 @@ class EmbeddedBroker:
     @property
     def url(self) -> str:
         """The server's URL."""
-        return f"unix://{self.socket}"
+        return unix_url(self.socket)
 
     def start(self) -> Self:
         """Start the server and return when it answers.

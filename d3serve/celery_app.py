@@ -3,9 +3,9 @@
 So its messages are not acknowledged at all, its results are dropped, and losing or doubling one does no harm.
 """
 
+import os
 from collections.abc import Callable
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Final
 
 import structlog
 from celery import Celery
@@ -13,15 +13,17 @@ from kombu.entity import Queue
 
 from d3serve import wake_transport
 from d3serve.errors import InvalidSettings
+from d3serve.redis_url import RedisURL
 from d3serve.schemas import Lane
 from d3serve.settings import Settings
-from d3serve.store.connect import SentinelURL, require_url
+from d3serve.store.connect import server_of
 from d3serve.store.keys import Keys
 
 TURN_TASK = "d3.turn"
 POOL = "prefork"
 CONNECTIONS = 4  # wake-ups in flight; one takes about a millisecond
 CONNECTION_S = 5
+FOREIGN: Final = ("CELERY_", "DJANGO_")
 WakeSender = Callable[[Lane], None]  # a Waker, or what stands in for one
 
 log = structlog.get_logger(__name__)
@@ -32,24 +34,26 @@ def queue_name(lane: Lane) -> str:
     return f"wake.{lane}"
 
 
-def broker_url(redis_url: str) -> str:
-    """The same server in Celery's spelling, which differs for unix sockets and sentinels."""
-    if sentinel := SentinelURL.parse(redis_url):
-        login = f":{sentinel.password}@" if sentinel.password else ""
-        return ";".join(f"sentinel://{login}{host}:{port}/{sentinel.db}" for host, port in sentinel.hosts)
-    parts = urlsplit(redis_url)
-    return f"redis+socket://{parts.path}?virtual_host=0" if parts.scheme == "unix" else redis_url
+def broker_url(server: RedisURL) -> str:
+    """What kombu is told of a server: which transport, and what it prints. The transport itself reads our own URL."""
+    if server.master is None:
+        return "redis://"
+    return ";".join(f"sentinel://{_spelled(host)}:{port}" for host, port in server.hosts)
+
+
+def _spelled(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def celery_config(settings: Settings) -> dict[str, Any]:
     """Every Celery setting that differs from its default; facts behind them stand beside them."""
-    url = require_url(settings)
-    sentinel = SentinelURL.parse(url)
+    server = server_of(settings)
     queues = {lane: queue_name(lane) for lane in ("interactive", "offline")}
     return {
-        "broker_url": broker_url(url),
+        "broker_url": broker_url(server),
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
+        "broker_channel_error_retry": True,  # no answer of Redis ends a worker: it connects again, and waits
         "broker_transport_options": {
             "global_keyprefix": Keys(settings.namespace).broker_prefix,
             # A half-open connection costs twice the socket timeout; a wake-up is waited for by the second.
@@ -57,7 +61,8 @@ def celery_config(settings: Settings) -> dict[str, Any]:
             "socket_connect_timeout": 2,
             "socket_keepalive": True,
             "health_check_interval": 5,
-            **({"master_name": sentinel.master} if sentinel else {}),
+            wake_transport.SERVER: settings.redis_url,
+            **({"master_name": server.master} if server.master else {}),
         },
         "result_backend": None,
         "task_ignore_result": True,
@@ -73,7 +78,7 @@ def celery_config(settings: Settings) -> dict[str, Any]:
         ],
         "task_default_queue": queues["interactive"],
         "task_publish_retry_policy": {"max_retries": 1, "interval_start": 0},
-        # The only pool in which ping, time limits, cold shutdown and restarts all work while the GPU is busy;
+        # The only pool in which time limits, cold shutdown and restarts all work while the GPU is busy;
         # spawn, because CUDA must not be touched before a fork.
         "worker_pool": POOL,
         "worker_pool_start_method": "spawn",
@@ -84,15 +89,27 @@ def celery_config(settings: Settings) -> dict[str, Any]:
         "worker_soft_shutdown_timeout": 10,
         "worker_hijack_root_logger": False,
         "worker_redirect_stdouts": False,
-        "worker_enable_remote_control": True,
+        # Workers tell how they are in the job table. Commands would cost a subscription, and a key for each worker
+        # that was killed; and whoever writes to Redis could send them.
+        "worker_enable_remote_control": False,
         "worker_send_task_events": False,
         "include": ["d3serve.worker.tasks"],
     }
 
 
+def forget_other_projects() -> None:
+    """Drop what a Celery or Django project of the user's has left in this process' environment, and its children's.
+
+    Celery asks some of these before the app's own settings (CELERY_BROKER_URL), and imports what others name.
+    """
+    for name in [name for name in os.environ if name.startswith(FOREIGN)]:
+        del os.environ[name]
+
+
 def make_app(settings: Settings) -> Celery:
     """The app of one process."""
     wake_transport.install()
+    forget_other_projects()
     app = Celery("d3serve", set_as_current=False)
     app.conf.update(celery_config(settings))
     return app

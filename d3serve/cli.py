@@ -18,7 +18,7 @@ from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.local import run_apis, running
 from d3serve.logs import configure_logging
 from d3serve.settings import Settings
-from d3serve.store.connect import require_url
+from d3serve.store.connect import server_of
 
 app = typer.Typer(
     name="d3serve",
@@ -88,7 +88,7 @@ def api(
 ) -> None:
     """Run only the HTTP API."""
     settings = Settings.load(redis_url=redis_url, host=host, port=port, model=model, api_processes=processes)
-    require_url(settings)
+    server_of(settings)
     if fd is None and settings.api_processes > 1:
         raise typer.Exit(run_apis(settings))
     import uvicorn

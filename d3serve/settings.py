@@ -5,11 +5,12 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from d3serve.errors import InvalidSettings
+from d3serve.redis_url import RedisURL
 from d3serve.wording import complaint
 
 PREFIX = "D3SERVE_"
@@ -25,7 +26,6 @@ class Settings(BaseSettings):
     # where things are
     redis_url: str | None = Field(
         default=None,
-        pattern=r"^(redis|rediss|unix|sentinel)://",
         description="Redis-protocol server (redis://, rediss://, unix://, sentinel://). Unset: `d3serve up` starts "
         "one.",
     )
@@ -193,6 +193,13 @@ class Settings(BaseSettings):
         default=None, description="Unset: console on a terminal, else json."
     )
 
+    @field_validator("redis_url")
+    @classmethod
+    def _readable(cls, url: str | None) -> str | None:
+        if url is not None:
+            RedisURL.parse(url)
+        return url
+
     @classmethod
     def load(cls, **overrides: Any) -> Self:
         """Read the environment, let `overrides` that are not None win, refuse unknown `D3SERVE_*` names.
@@ -226,5 +233,5 @@ def _refusal(error: ErrorDetails) -> InvalidSettings:
     name = ".".join(str(part) for part in error["loc"])
     clause = complaint(error)
     if name == "redis_url":
-        clause = "must begin with redis://, rediss://, unix:// or sentinel://"
+        clause = str(error.get("ctx", {}).get("error", clause))  # of RedisURL, which quotes nothing
     return InvalidSettings(f"{PREFIX}{name.upper()} {clause}", field=name)

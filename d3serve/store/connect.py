@@ -1,13 +1,10 @@
-"""Connections to Redis: how long they wait, how often they retry, and what their errors mean to us.
+"""Connections to Redis: how long they wait, how often they retry, and what its errors mean to us."""
 
-A URL is `redis://`, `rediss://`, `unix://` or `sentinel://[:password@]host:port,host:port/master[/db]`.
-"""
-
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Self
-from urllib.parse import urlsplit
+from functools import cache
+from typing import Any, Final
 
 import redis
 import redis.asyncio
@@ -15,12 +12,22 @@ import redis.asyncio.sentinel
 import redis.sentinel
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff
+from redis.exceptions import (
+    ClusterDownError,
+    ExecAbortError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from d3serve.errors import BrokerUnavailable, StorageUnavailable
+from d3serve.redis_url import RedisURL
 from d3serve.settings import Settings
 
 # redis-py types every reply for text and bytes at once. Ours are text, so a client is Any beyond this file.
@@ -36,73 +43,87 @@ COMMON: dict[str, Any] = {
     "health_check_interval": 5,
     "socket_connect_timeout": 2,
 }
-# A former master answers ReadOnly until the client has asked the sentinels again.
-LOST = (RedisConnectionError, RedisTimeoutError, ReadOnlyError)
+LOST = (RedisConnectionError, RedisTimeoutError)
+
+# What a server says that is there, but cannot do now what it could before and may again: its disk is full, it lost
+# its replicas or its master, it was demoted, it loads, a script runs. redis-py has classes for some of these replies;
+# the others are known by their first word. A pipeline puts it behind what it sent, an old server behind a script's
+# place.
+NOT_NOW: Final = (ReadOnlyError, ClusterDownError, TryAgainError)
+NOT_NOW_WORDS: Final = re.compile(
+    r"(?:^|caused error: |: -)"
+    r"(?:MISCONF|NOREPLICAS|UNBLOCKED|BUSY|LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN) "
+)
 
 
-def require_url(settings: Settings) -> str:
-    """The server's URL.
+class NotNow(RedisConnectionError):
+    """A server that cannot serve now: to be waited for like one that cannot be reached."""
+
+
+def _raise_not_now(error: ResponseError) -> None:
+    if isinstance(error, NOT_NOW) or NOT_NOW_WORDS.search(str(error)):
+        raise NotNow(str(error)) from error
+
+
+class _Patient:
+    """Mixed into a connection: a server that cannot serve now counts as away, as redis-py has it of one that loads."""
+
+    def read_response(self: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return super().read_response(*args, **options)  # type: ignore[misc] # a mixin
+        except ResponseError as error:
+            _raise_not_now(error)
+            raise
+
+
+class _PatientAsync:
+    """The same for an asyncio connection."""
+
+    async def read_response(self: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().read_response(*args, **options)  # type: ignore[misc] # a mixin
+        except ResponseError as error:
+            _raise_not_now(error)
+            raise
+
+
+@cache
+def connection_class(scheme: str, *, asynchronous: bool = False) -> Any:
+    """The class of connections to a server whose URL has this scheme."""
+    room: Any = redis.asyncio if asynchronous else redis
+    kinds = {
+        "redis": room.Connection,
+        "rediss": room.SSLConnection,
+        "unix": room.UnixDomainSocketConnection,
+        "sentinel": room.sentinel.SentinelManagedConnection,
+    }
+    kind = kinds[scheme]
+    return type(kind.__name__, (_PatientAsync if asynchronous else _Patient, kind), {})
+
+
+def server_of(settings: Settings) -> RedisURL:
+    """Where the server is.
 
     Raises:
-        BrokerUnavailable: none is set.
+        BrokerUnavailable: no URL is set.
     """
     if settings.redis_url is None:
         raise BrokerUnavailable("no Redis-protocol server: set D3SERVE_REDIS_URL or use `d3serve up`")
-    return settings.redis_url
-
-
-def without_password(url: str) -> str:
-    """The URL as it may be shown."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
-@dataclass(frozen=True)
-class SentinelURL:
-    """Where the sentinels are, and which master they watch for us."""
-
-    hosts: tuple[tuple[str, int], ...]
-    master: str
-    db: int
-    password: str | None
-
-    @classmethod
-    def parse(cls, url: str) -> Self | None:
-        """Read a `sentinel://` URL; None for any other.
-
-        Raises:
-            BrokerUnavailable: it names no host or no master.
-        """
-        if not url.startswith("sentinel://"):
-            return None
-        parts = urlsplit(url)
-        login, _, hosts = parts.netloc.rpartition("@")
-        master, _, db = parts.path.lstrip("/").partition("/")
-        try:
-            pairs = [host.rpartition(":") for host in hosts.split(",")]
-            addresses = tuple((name, int(port)) for name, _, port in pairs)
-            number = int(db or 0)
-        except ValueError:
-            addresses, number = (), 0
-        if not master or not addresses or not all(name for name, _ in addresses):
-            raise BrokerUnavailable(
-                f"{without_password(url)}: expected sentinel://host:port,host:port/master"
-            )
-        return cls(addresses, master, number, login.partition(":")[2] or None)
+    return RedisURL.parse(settings.redis_url)
 
 
 def open_async(settings: Settings) -> AsyncClient:
     """An asyncio client for the API: gives up within seconds, since an HTTP client waits."""
-    url = require_url(settings)
+    server = server_of(settings)
     retry = AsyncRetry(ExponentialBackoff(cap=0.5, base=0.05), 4)
-    options = {**COMMON, "socket_timeout": 5, "retry": retry, "retry_on_error": list(LOST)}
-    if sentinel := SentinelURL.parse(url):
+    options = {**COMMON, **server.login, "socket_timeout": 5, "retry": retry, "retry_on_error": list(LOST)}
+    options["connection_class"] = connection_class(server.scheme, asynchronous=True)
+    if server.master is not None:
         watch: Any = redis.asyncio.sentinel.Sentinel
-        return watch(list(sentinel.hosts), socket_timeout=1).master_for(
-            sentinel.master, db=sentinel.db, password=sentinel.password, max_connections=1024, **options
-        )
-    pool = redis.asyncio.BlockingConnectionPool.from_url(
-        url, max_connections=ASYNC_CONNECTIONS, timeout=20, **options
+        sentinel = watch(list(server.hosts), socket_timeout=1)
+        return sentinel.master_for(server.master, max_connections=1024, **options)
+    pool = redis.asyncio.BlockingConnectionPool(
+        max_connections=ASYNC_CONNECTIONS, timeout=20, **server.place, **options
     )
     return redis.asyncio.Redis.from_pool(pool)
 
@@ -122,15 +143,14 @@ def tries_in(patience_s: float) -> int:
 
 def open_sync(settings: Settings, *, patience_s: float = 20) -> Client:
     """A client for workers: outlasts a restart of Redis, so that a finished turn is not thrown away."""
-    url = require_url(settings)
+    server = server_of(settings)
     retry = Retry(ExponentialBackoff(cap=1, base=0.05), tries_in(patience_s))
-    options = {**COMMON, "socket_timeout": 5, "retry": retry, "retry_on_error": list(LOST)}
-    if sentinel := SentinelURL.parse(url):
+    options = {**COMMON, **server.login, "socket_timeout": 5, "retry": retry, "retry_on_error": list(LOST)}
+    options["connection_class"] = connection_class(server.scheme)
+    if server.master is not None:
         watch: Any = redis.sentinel.Sentinel
-        return watch(list(sentinel.hosts), socket_timeout=1).master_for(
-            sentinel.master, db=sentinel.db, password=sentinel.password, **options
-        )
-    return redis.Redis.from_url(url, **options)
+        return watch(list(server.hosts), socket_timeout=1).master_for(server.master, **options)
+    return redis.Redis.from_pool(redis.ConnectionPool(**server.place, **options))
 
 
 def is_full(error: ResponseError) -> bool:
@@ -140,11 +160,18 @@ def is_full(error: ResponseError) -> bool:
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Turn what Redis says when it is unreachable or full into StorageUnavailable; let bugs through."""
+    """Turn what Redis says when it is away, full or not ready for us into StorageUnavailable; let bugs through."""
     try:
         yield
+    except NotNow as error:
+        raise StorageUnavailable(f"the job table cannot be used now: {error}") from error
     except LOST as error:
         raise StorageUnavailable(f"the job table cannot be reached: {type(error).__name__}") from error
+    except (
+        ExecAbortError,
+        NoPermissionError,
+    ) as error:  # of what we do, nothing is refused while all is well
+        raise StorageUnavailable(f"the job table cannot be used now: {type(error).__name__}") from error
     except ResponseError as error:
         if is_full(error):
             raise StorageUnavailable("the job table is full") from error
@@ -157,7 +184,7 @@ def check_server(settings: Settings) -> None:
     Raises:
         BrokerUnavailable: it does not answer, or may evict keys (an evicted key is a lost job).
     """
-    client, where = open_sync(settings, patience_s=2), without_password(require_url(settings))
+    client, where = open_sync(settings, patience_s=2), server_of(settings)
     try:
         policy = client.info("memory").get("maxmemory_policy", "noeviction")
     except RedisError as error:

@@ -14,7 +14,6 @@ from d3serve import broker as broker_module
 from d3serve.broker import EmbeddedBroker, find_server, running_broker
 from d3serve.errors import BrokerUnavailable
 from d3serve.settings import Settings
-from d3serve.store.connect import without_password
 
 MEMORY = 2**26
 PARENT = (
@@ -142,7 +141,3 @@ def test_the_embedded_one_lives_as_long_as_the_block(tmp_path):
     with running_broker(Settings(data_dir=tmp_path)) as url, redis.Redis.from_url(url) as client:
         pid = client.info("server")["process_id"]
     assert ends(pid)
-
-
-def test_a_shown_url_has_no_password():
-    assert without_password("redis://user:secret@host:1/2") == "redis://host:1/2"

@@ -8,9 +8,11 @@ import pytest
 import redis
 
 import d3serve
-from d3serve.celery_app import Waker, broker_url, make_app, queue_name, require_safe_pool
-from d3serve.errors import BrokerUnavailable, InvalidSettings
+from d3serve.celery_app import Waker, make_app, queue_name, require_safe_pool
+from d3serve.errors import InvalidSettings
+from d3serve.redis_url import RedisURL
 from d3serve.settings import Settings
+from d3serve.store.connect import connection_class
 from d3serve.store.keys import Keys
 
 ROOT = Path(d3serve.__file__).parents[1]
@@ -93,18 +95,30 @@ def test_a_wake_that_cannot_be_sent_is_only_logged(tmp_path):
     Waker(Settings(redis_url=f"unix://{tmp_path}/nobody.sock"))("interactive")
 
 
-def test_urls_are_spelled_celerys_way():
-    assert broker_url("unix:///run/v.sock") == "redis+socket:///run/v.sock?virtual_host=0"
-    assert broker_url("rediss://h:1/2") == "rediss://h:1/2"
-    spelled = "sentinel://:pw@a:1/2;sentinel://:pw@b:3/2"
-    assert broker_url("sentinel://:pw@a:1,b:3/main/2") == spelled
-    conf = make_app(Settings(redis_url="sentinel://a:1/main")).conf
-    assert conf.broker_transport_options["master_name"] == "main"
-
-
+@pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(
-    "url", ["sentinel://a:1", "sentinel:///main", "sentinel://a/main", "sentinel://a:1/main/x"]
+    ("url", "expected"),
+    [
+        ("redis://u:p%23@h:1/2", {"host": "h", "port": 1, "db": 2, "username": "u", "password": "p#"}),
+        (
+            "unix://:p@/run/a%3Bb.sock?db=3",
+            {"path": "/run/a;b.sock", "db": 3, "username": None, "password": "p"},
+        ),
+        ("rediss://h?ssl_cert_reqs=none", {"host": "h", "port": 6379, "ssl_cert_reqs": "none"}),
+        ("sentinel://u:p%2F@a:1,b:2/main/2", {"db": 2, "username": "u", "password": "p/"}),
+    ],
 )
-def test_a_sentinel_url_without_hosts_or_master_is_refused(url):
-    with pytest.raises(BrokerUnavailable, match="host:port"):
-        broker_url(url)
+def test_kombu_connects_where_the_job_table_is(monkeypatch, url, expected, asynchronous):
+    """kombu reads URLs in its own way: it splits a path at `;`, and takes some options for its own."""
+    monkeypatch.setattr(redis.Redis, "ping", lambda _: True)  # kombu asks when it opens a channel
+    with make_app(Settings(redis_url=url)).connection_for_write() as connection:
+        channel = connection.channel()
+        pool = channel.async_pool if asynchronous else channel.pool
+        assert {name: pool.connection_kwargs.get(name) for name in expected} == expected
+        assert issubclass(pool.connection_class, connection_class(RedisURL.parse(url).scheme))
+
+
+def test_kombu_is_told_every_sentinel():
+    conf = make_app(Settings(redis_url="sentinel://a:1,[::1]:2/main")).conf
+    assert conf.broker_url == "sentinel://a:1;sentinel://[::1]:2"
+    assert conf.broker_transport_options["master_name"] == "main"
