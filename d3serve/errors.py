@@ -323,7 +323,7 @@ class BrokerUnavailable(StartupError):
 
 
 def error_class(code: str) -> type[D3ServeError]:
-    """The class of the tree that bears `code`; of several, the most general; JobFailure for one unknown to us."""
+    """The class of the tree that bears `code`; of several, the most special; JobFailure for one unknown to us."""
     return _BY_CODE.get(code, JobFailure)
 
 
@@ -333,4 +333,4 @@ def _tree(root: type[D3ServeError]) -> Iterator[type[D3ServeError]]:
         yield from _tree(child)
 
 
-_BY_CODE = {kind.code: kind for kind in reversed(list(_tree(D3ServeError)))}
+_BY_CODE = {kind.code: kind for kind in _tree(D3ServeError)}

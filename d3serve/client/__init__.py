@@ -9,7 +9,8 @@ with `invalid_question` is raised as `InvalidQuestion`.
 """
 
 from d3serve.client.clients import AsyncClient, Client
-from d3serve.client.protocol import Event, Job, JobPage
+from d3serve.client.events import Event
+from d3serve.client.protocol import Job, JobPage
 from d3serve.signing import verify as verify_webhook
 
 __all__ = ["AsyncClient", "Client", "Event", "Job", "JobPage", "verify_webhook"]

@@ -8,24 +8,23 @@ from typing import Any, Self
 import httpx
 
 from d3serve.client import protocol
-from d3serve.client.protocol import Event, EventReader, Job, JobPage, Outcome, Send, Sleep, Steps, T
-from d3serve.errors import InvalidRequest, StorageUnavailable
+from d3serve.client.events import Event, EventReader
+from d3serve.client.protocol import Job, JobPage, Outcome, Send, Sleep, Steps, T, Trouble
+from d3serve.client.server import Server
+from d3serve.errors import InvalidRequest
 
 DEFAULT_MODEL = "jev-latest"
 
 
-def _address(base_url: str) -> httpx.URL:
-    try:
-        url = httpx.URL(base_url)
-    except httpx.InvalidURL as error:
-        raise InvalidRequest(f"{base_url!r} is no URL: {error}", field="base_url") from None
-    if url.scheme not in ("http", "https") or not url.host:
-        raise InvalidRequest(f"{base_url!r} must begin with http:// or https://", field="base_url")
-    return url
-
-
 def _headers(api_key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    if not api_key:
+        return {}
+    if not api_key.isascii() or not api_key.isprintable() or " " in api_key:
+        raise InvalidRequest(
+            "the API key holds a blank, a line break or a character beyond ASCII: it is no key of ours",
+            field="api_key",
+        )
+    return {"Authorization": f"Bearer {api_key}"}
 
 
 def _body(
@@ -38,14 +37,28 @@ def _body(
 class Client:
     """A blocking client. Every method retries what retrying can mend, and raises `d3serve.errors` for the rest.
 
+    No answer, 429, 502, 503, 504 and a 500 that is not d3serve's own are tried again until they have lasted
+    `patience_s`, which an API's restart does not. The environment's proxy is used, except for loopback hosts.
+
     Raises:
-        InvalidRequest: `base_url` is no http or https URL.
+        InvalidRequest: `base_url` is no http or https URL, `api_key` is no key, or the environment's proxy or
+            certificates cannot be used.
     """
 
     def __init__(
-        self, base_url: str, *, api_key: str | None = None, transport: httpx.BaseTransport | None = None
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        patience_s: float = protocol.PATIENCE_S,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._http = httpx.Client(base_url=_address(base_url), headers=_headers(api_key), transport=transport)
+        self._server, self._patience_s = Server.at(base_url), patience_s
+        self._http = httpx.Client(
+            base_url=self._server.url,
+            headers=_headers(api_key),
+            transport=transport or self._server.transport(httpx.HTTPTransport),
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -56,6 +69,15 @@ class Client:
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+
+    def ping(self) -> None:
+        """Return if a d3serve server answers, whether or not it has a worker.
+
+        Raises:
+            StorageUnavailable: nobody answers.
+            InternalError: another server does.
+        """
+        self._run(protocol.ping())
 
     def submit(
         self,
@@ -119,33 +141,36 @@ class Client:
 
     def events(self, job_id: str) -> Iterator[Event]:
         """Yield what happens to a job until it is done; a broken connection is taken up where it broke."""
-        reader, breaks = EventReader(), 0
+        reader = EventReader()
+        trouble = Trouble(self._server, self._patience_s)
         while True:
-            request = reader.request(job_id)
+            request = protocol.events(job_id, reader)
+            outcome: Outcome
             try:
                 with self._http.stream(
                     request.method, request.path, headers=request.headers, timeout=request.timeout
                 ) as response:
-                    if not response.is_success:
+                    outcome = response
+                    if not protocol.is_stream(response):
                         response.read()
-                        raise protocol.refusal(response)
-                    for line in response.iter_lines():
-                        for event in reader.feed(line):
-                            breaks = 0
-                            yield event
-                            if event.name == "done":
+                    else:
+                        trouble.heard()
+                        for chunk in response.iter_bytes():
+                            for event in reader.feed(chunk):
+                                trouble.over()
+                                yield event
+                            if reader.ended:
                                 return
-            except httpx.TransportError as error:
-                if breaks == protocol.RETRIES:
-                    raise StorageUnavailable(f"the event stream broke {breaks + 1} times: {error}") from error
-            time.sleep(protocol.pause_s(None, breaks))
-            breaks = min(breaks + 1, protocol.RETRIES)
+            except protocol.FOREIGN as error:
+                outcome = error
+            time.sleep(max(reader.retry_s, trouble.pause_s(outcome)))
 
     def _run(self, steps: Steps[T]) -> T:
+        patient = protocol.patiently(steps, self._server, self._patience_s)
         outcome: Outcome = None
         while True:
             try:
-                step = steps.send(outcome)
+                step = patient.send(outcome)
             except StopIteration as end:
                 value: T = end.value
                 return value
@@ -160,7 +185,7 @@ class Client:
                 step.method, step.path, params=step.params, content=step.content, headers=step.headers,
                 timeout=step.timeout,
             )  # fmt: skip
-        except httpx.TransportError as error:
+        except protocol.FOREIGN as error:
             return error
 
 
@@ -168,10 +193,18 @@ class AsyncClient:
     """The same to await; see `Client` for what each method promises."""
 
     def __init__(
-        self, base_url: str, *, api_key: str | None = None, transport: httpx.AsyncBaseTransport | None = None
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        patience_s: float = protocol.PATIENCE_S,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        self._server, self._patience_s = Server.at(base_url), patience_s
         self._http = httpx.AsyncClient(
-            base_url=_address(base_url), headers=_headers(api_key), transport=transport
+            base_url=self._server.url,
+            headers=_headers(api_key),
+            transport=transport or self._server.transport(httpx.AsyncHTTPTransport),
         )
 
     async def __aenter__(self) -> Self:
@@ -183,6 +216,10 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
+
+    async def ping(self) -> None:
+        """Return if a d3serve server answers."""
+        await self._run(protocol.ping())
 
     async def submit(
         self,
@@ -242,33 +279,36 @@ class AsyncClient:
 
     async def events(self, job_id: str) -> AsyncIterator[Event]:
         """Yield what happens to a job until it is done."""
-        reader, breaks = EventReader(), 0
+        reader = EventReader()
+        trouble = Trouble(self._server, self._patience_s)
         while True:
-            request = reader.request(job_id)
+            request = protocol.events(job_id, reader)
+            outcome: Outcome
             try:
                 async with self._http.stream(
                     request.method, request.path, headers=request.headers, timeout=request.timeout
                 ) as response:
-                    if not response.is_success:
+                    outcome = response
+                    if not protocol.is_stream(response):
                         await response.aread()
-                        raise protocol.refusal(response)
-                    async for line in response.aiter_lines():
-                        for event in reader.feed(line):
-                            breaks = 0
-                            yield event
-                            if event.name == "done":
+                    else:
+                        trouble.heard()
+                        async for chunk in response.aiter_bytes():
+                            for event in reader.feed(chunk):
+                                trouble.over()
+                                yield event
+                            if reader.ended:
                                 return
-            except httpx.TransportError as error:
-                if breaks == protocol.RETRIES:
-                    raise StorageUnavailable(f"the event stream broke {breaks + 1} times: {error}") from error
-            await asyncio.sleep(protocol.pause_s(None, breaks))
-            breaks = min(breaks + 1, protocol.RETRIES)
+            except protocol.FOREIGN as error:
+                outcome = error
+            await asyncio.sleep(max(reader.retry_s, trouble.pause_s(outcome)))
 
     async def _run(self, steps: Steps[T]) -> T:
+        patient = protocol.patiently(steps, self._server, self._patience_s)
         outcome: Outcome = None
         while True:
             try:
-                step = steps.send(outcome)
+                step = patient.send(outcome)
             except StopIteration as end:
                 value: T = end.value
                 return value
@@ -283,5 +323,5 @@ class AsyncClient:
                 step.method, step.path, params=step.params, content=step.content, headers=step.headers,
                 timeout=step.timeout,
             )  # fmt: skip
-        except httpx.TransportError as error:
+        except protocol.FOREIGN as error:
             return error

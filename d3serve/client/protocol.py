@@ -5,17 +5,19 @@ what came of it. The two clients only carry that out, one blocking, one awaiting
 """
 
 import json
+import math
 import random
 import time
 import uuid
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
 
+from d3serve.client.events import EventReader
+from d3serve.client.server import Server
 from d3serve.errors import (
     D3ServeError,
     InternalError,
@@ -24,14 +26,19 @@ from d3serve.errors import (
     StorageUnavailable,
     error_class,
 )
+from d3serve.wording import shown
 
 POLL_S: Final = 30.0  # one long poll: below the minute after which proxies cut a silent connection
 CONNECT_S: Final = 10.0
 ANSWER_S: Final = 30.0
-RETRIES: Final = 5
+PATIENCE_S: Final = (
+    60.0  # how long trouble may last before it is told: an API restarts in seconds, a window of
+)
+# requests per minute opens again in sixty
 BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 MAX_RETRY_AFTER_S: Final = 60.0
 RETRIED: Final = frozenset({429, 502, 503, 504})
+FOREIGN: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, httpx.CookieConflict, UnicodeError)
 
 T = TypeVar("T")
 
@@ -46,6 +53,7 @@ class Send:
     content: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     read_s: float = ANSWER_S
+    patience_s: float = math.inf  # trouble is told earlier than the client's own patience ends
 
     @property
     def timeout(self) -> httpx.Timeout:
@@ -60,8 +68,9 @@ class Sleep:
     seconds: float
 
 
-Outcome = httpx.Response | httpx.TransportError | None
-Steps = Generator[Send | Sleep, Outcome, T]
+Outcome = httpx.Response | Exception | None
+Steps = Generator[Send, httpx.Response, T]  # an operation; it is told of answers that are a success
+Patient = Generator[Send | Sleep, Outcome, T]  # the same with its retries
 
 
 @dataclass(frozen=True)
@@ -94,18 +103,15 @@ class JobPage:
     cursor: str | None
 
 
-@dataclass(frozen=True)
-class Event:
-    """One server-sent event of a job."""
-
-    id: str
-    name: str
-    data: Any
-
-
 def _path(job_id: str) -> str:
     """Where a job is; whatever its id holds, it stays one step of a path."""
-    return f"/v1/jobs/{quote(job_id, safe='')}"
+    return f"/v1/jobs/{quote(job_id, safe='', errors='replace')}"
+
+
+def ping() -> Steps[None]:
+    """See whether a d3serve server answers."""
+    response = yield Send("GET", "/healthz")
+    _read(response, lambda body: body["status"])
 
 
 def submit(body: Mapping[str, Any], idempotency_key: str | None) -> Steps[Job]:
@@ -117,16 +123,16 @@ def submit(body: Mapping[str, Any], idempotency_key: str | None) -> Steps[Job]:
     headers = {"Content-Type": "application/json", "Idempotency-Key": idempotency_key or uuid.uuid4().hex}
     try:
         content = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"the request cannot be written as JSON: {error}") from None
-    response = yield from send(Send("POST", "/v1/jobs", content=content, headers=headers))
-    return Job.from_json(response.json())
+    response = yield Send("POST", "/v1/jobs", content=content, headers=headers)
+    return _read(response, Job.from_json)
 
 
 def get(job_id: str) -> Steps[Job]:
     """Read a job, with its result if it has one."""
-    response = yield from send(Send("GET", _path(job_id), {"include": "result"}))
-    return Job.from_json(response.json())
+    response = yield Send("GET", _path(job_id), {"include": "result"})
+    return _read(response, Job.from_json)
 
 
 def wait(job_id: str, timeout_s: float | None) -> Steps[Job]:
@@ -139,8 +145,9 @@ def wait(job_id: str, timeout_s: float | None) -> Steps[Job]:
     while True:
         left = POLL_S if until is None else max(0.0, min(POLL_S, until - time.monotonic()))
         params = {"include": "result", "wait": round(left, 3)}
-        response = yield from send(Send("GET", _path(job_id), params, read_s=left + ANSWER_S))
-        job = Job.from_json(response.json())
+        patience_s = math.inf if until is None else until - time.monotonic()
+        response = yield Send("GET", _path(job_id), params, read_s=left + ANSWER_S, patience_s=patience_s)
+        job = _read(response, Job.from_json)
         if job.done:
             return job
         if until is not None and time.monotonic() >= until:
@@ -155,53 +162,132 @@ def result(job_id: str) -> Steps[Mapping[str, Any]]:
     Raises:
         JobNotFinished: there is none yet; or the error by which the job failed.
     """
-    response = yield from send(Send("GET", f"{_path(job_id)}/result"))
-    body: Mapping[str, Any] = response.json()
-    return body
+    response = yield Send("GET", f"{_path(job_id)}/result")
+    return _read(response, lambda body: {"answers": body["answers"], **body})
 
 
 def act(method: str, job_id: str, action: str = "") -> Steps[Job | None]:
     """Cancel, retry (`POST` with the action) or erase (`DELETE`)."""
-    response = yield from send(Send(method, f"{_path(job_id)}{action}"))
-    return Job.from_json(response.json()) if response.content else None
+    response = yield Send(method, f"{_path(job_id)}{action}")
+    return _read(response, Job.from_json) if response.content else None
 
 
 def list_jobs(filters: Mapping[str, Any], metadata: Mapping[str, str]) -> Steps[JobPage]:
     """One page of the caller's jobs."""
     params = {name: value for name, value in filters.items() if value is not None}
     params |= {f"metadata[{name}]": value for name, value in metadata.items()}
-    response = yield from send(Send("GET", "/v1/jobs", params))
-    body = response.json()
-    return JobPage(tuple(Job.from_json(job) for job in body["data"]), body["cursor"])
+    response = yield Send("GET", "/v1/jobs", params)
+    return _read(
+        response, lambda body: JobPage(tuple(Job.from_json(job) for job in body["data"]), body["cursor"])
+    )
 
 
-def send(request: Send) -> Steps[httpx.Response]:
-    """Send, and send again while that can help: no connection, 429, 502, 503, 504. All our requests are idempotent.
+def events(job_id: str, reader: EventReader) -> Send:
+    """The request that begins, or continues, the stream of a job's events."""
+    return Send("GET", f"{_path(job_id)}/events", headers=reader.reconnect())
+
+
+class _Strange(Exception):
+    """An answer that is a success, but none of d3serve's."""
+
+
+def _read(response: httpx.Response, meaning: Callable[[Any], T]) -> T:
+    try:
+        return meaning(response.json())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise _Strange from None
+
+
+def patiently(steps: Steps[T], server: Server, patience_s: float) -> Patient[T]:
+    """The operation, each request of it sent again while that can help and trouble lasts no longer than `patience_s`.
+
+    Every request of ours may be sent twice: submissions carry a key, the others change nothing by repetition.
 
     Raises:
         D3ServeError: what the server refused with, as the class of its code; StorageUnavailable if nobody
             answered at all.
     """
-    for attempt in range(RETRIES + 1):
-        outcome = yield request
-        if isinstance(outcome, httpx.Response) and outcome.is_success:
-            return outcome
-        retried = not isinstance(outcome, httpx.Response) or outcome.status_code in RETRIED
-        if not retried or attempt == RETRIES:
-            break
-        yield Sleep(pause_s(outcome, attempt))
+    trouble = Trouble(server, patience_s)
+    try:
+        step = next(steps)
+        while True:
+            outcome = yield step
+            if isinstance(outcome, httpx.Response) and outcome.is_success:
+                trouble.over()
+                try:
+                    step = steps.send(outcome)
+                except _Strange:
+                    raise _stranger(outcome, server.via) from None
+            else:
+                yield Sleep(trouble.pause_s(outcome, step.patience_s))
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
+class Trouble:
+    """What stands between us and an answer, and for how long it has."""
+
+    def __init__(self, server: Server, patience_s: float) -> None:
+        self._server = server
+        self._patience_s = patience_s
+        self._since: float | None = None
+        self._tries = 0
+
+    def over(self) -> None:
+        """There is an answer."""
+        self._since, self._tries = None, 0
+
+    def heard(self) -> None:
+        """The server lives, but what it said may be nothing new: patience begins again, pauses stay long."""
+        self._since = None
+
+    def pause_s(self, outcome: Outcome, patience_s: float = math.inf) -> float:
+        """How long to wait before the next try.
+
+        Raises:
+            D3ServeError: trying again cannot help, or has been tried for long enough.
+        """
+        now = time.monotonic()
+        since = self._since = now if self._since is None else self._since
+        wait_s = pause_s(outcome, self._tries)
+        self._tries += 1
+        if not _may_pass(outcome) or now + wait_s > since + min(patience_s, self._patience_s):
+            raise self._complaint(outcome)
+        return wait_s
+
+    def _complaint(self, outcome: Outcome) -> D3ServeError:
+        match outcome:
+            case httpx.Response() if is_stream(outcome):
+                return StorageUnavailable("the event stream breaks off, again and again")
+            case httpx.Response():
+                return refusal(outcome, self._server.via)
+            case (
+                httpx.UnsupportedProtocol() | httpx.LocalProtocolError() | UnicodeError() | httpx.InvalidURL()
+            ):
+                return InvalidRequest(f"the request cannot be sent: {outcome}")
+            case httpx.TransportError():
+                return self._server.silence(outcome)
+            case _:
+                return InternalError(f"the answer{self._server.via} cannot be read: {outcome}")
+
+
+def is_stream(response: httpx.Response) -> bool:
+    """Whether the answer is a stream of events."""
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return response.is_success and kind == "text/event-stream"
+
+
+def _may_pass(outcome: Outcome) -> bool:
+    """Whether it may be gone at the next try.
+
+    A 500 that does not speak as d3serve does comes from a server that is being stopped, or from a proxy before it.
+    """
     if isinstance(outcome, httpx.Response):
-        raise refusal(outcome)
-    raise StorageUnavailable(f"no answer from {_origin(outcome)}: {outcome}") from outcome
-
-
-def _origin(outcome: Outcome) -> str:
-    """The server that gave no answer, as far as is known."""
-    if isinstance(outcome, httpx.TransportError):
-        with suppress(RuntimeError):  # nothing was sent
-            url = outcome.request.url
-            return f"{url.scheme}://{url.netloc.decode()}"
-    return "the server"
+        status = outcome.status_code
+        return is_stream(outcome) or status in RETRIED or (status >= 500 and _told(outcome) is None)
+    ours = httpx.UnsupportedProtocol | httpx.LocalProtocolError
+    return isinstance(outcome, httpx.TransportError) and not isinstance(outcome, ours)
 
 
 def pause_s(outcome: Outcome, attempt: int) -> float:
@@ -215,43 +301,33 @@ def pause_s(outcome: Outcome, attempt: int) -> float:
     return backoff
 
 
-def refusal(response: httpx.Response) -> D3ServeError:
+def refusal(response: httpx.Response, via: str = "") -> D3ServeError:
     """The error that a response tells, as a class of our tree; `details` hold status, request id and findings."""
-    details: dict[str, Any] = {
-        "status": response.status_code,
-        "request_id": response.headers.get("x-request-id"),
-    }
+    return _told(response) or _stranger(response, via)
+
+
+def _told(response: httpx.Response) -> D3ServeError | None:
+    """The error of a body that d3serve wrote."""
     try:
         body = response.json()
-        kind = error_class(body["code"])
-        details["errors"] = body.get("errors", [])
-        return kind(body["detail"], field=body["error"].get("field"), details=details)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        text = response.text[:200]
-        return InternalError(f"the server answered {response.status_code}: {text}", details=details)
+        kind, message, field_name = error_class(body["code"]), body["detail"], body["error"].get("field")
+        return kind(
+            message, field=field_name, details=_details(response) | {"errors": body.get("errors", [])}
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
-class EventReader:
-    """Turns the lines of an event stream into events; remembers the last id, to go on after a break."""
+def _stranger(response: httpx.Response, via: str = "") -> InternalError:
+    """The error that what answered is no d3serve server."""
+    where = response.headers.get("location")
+    text = f"a redirect to {shown(where, 200)}" if where else shown(response.text, 200)
+    return InternalError(
+        f"the server{via} answered {response.status_code} with what d3serve never says, so the URL is another "
+        f"server's, or something stands before it: {text}",
+        details=_details(response),
+    )
 
-    def __init__(self) -> None:
-        self.last_id: str | None = None
-        self._fields: dict[str, str] = {}
 
-    def request(self, job_id: str) -> Send:
-        """The request that continues the stream."""
-        headers = {"Accept": "text/event-stream"}
-        if self.last_id is not None:
-            headers["Last-Event-ID"] = self.last_id
-        return Send("GET", f"{_path(job_id)}/events", headers=headers)
-
-    def feed(self, line: str) -> Iterator[Event]:
-        """Take one line; give the event that it completes, if it does."""
-        if line:
-            name, _, value = line.partition(":")
-            self._fields[name] = value.removeprefix(" ")
-            return
-        fields, self._fields = self._fields, {}
-        if "event" in fields:
-            self.last_id = fields.get("id", self.last_id)
-            yield Event(fields.get("id", ""), fields["event"], json.loads(fields.get("data", "null")))
+def _details(response: httpx.Response) -> dict[str, Any]:
+    return {"status": response.status_code, "request_id": response.headers.get("x-request-id")}

@@ -1,10 +1,13 @@
 """Our signatures against independent verifiers, and our verifier against tampering."""
 
 import base64
+import email.message
 import hmac
+import io
 import time
 from datetime import UTC, datetime
 
+import httpx
 import pytest
 import standardwebhooks
 
@@ -106,3 +109,77 @@ def test_another_secret_is_refused():
         verify(headers, BODY, new_secret(), now_s=now)
     with pytest.raises(InvalidRequest, match="base64"):
         verify(headers, BODY, "whsec_é", now_s=now)
+
+
+def _message(headers):
+    message = email.message.Message()
+    for name, value in headers.items():
+        message[name] = value
+    return message
+
+
+SHAPES = {
+    "texts": lambda headers: headers,
+    "capitals": lambda headers: {name.title(): value for name, value in headers.items()},
+    "bytes": lambda headers: {name.encode(): value.encode() for name, value in headers.items()},
+    "bytes of texts": lambda headers: {name: value.encode() for name, value in headers.items()},
+    "lists of one": lambda headers: {name: [value] for name, value in headers.items()},
+    "pairs, as ASGI has them": lambda headers: [
+        (name.encode(), value.encode()) for name, value in headers.items()
+    ],
+    "a number": lambda headers: headers | {"webhook-timestamp": int(headers["webhook-timestamp"])},
+    "email.message": _message,
+    "httpx": httpx.Headers,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "body", [BODY, BODY.decode(), bytearray(BODY), memoryview(BODY)], ids=lambda b: type(b).__name__
+)
+def test_headers_and_body_are_taken_as_frameworks_have_them(shape, body):
+    secret, now, headers = good()
+    verify(SHAPES[shape](headers), body, secret, now_s=now)
+    with pytest.raises(InvalidRequest, match="no signature"):
+        verify(SHAPES[shape](headers), BODY + b" ", secret, now_s=now)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        None,
+        1,
+        "webhook-id: x",
+        [1],
+        [("webhook-id",)],
+        {},
+        {1: 2},
+        {"webhook-id": None},
+        {"webhook-timestamp": []},
+    ],
+)
+def test_what_are_no_headers_is_refused_like_missing_ones(headers):
+    with pytest.raises(InvalidRequest, match="missing or malformed"):
+        verify(headers, BODY, new_secret())
+
+
+@pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp"])
+def test_a_header_that_stands_twice_is_refused(name):
+    secret, now, headers = good()
+    for doubled in (headers | {name: [headers[name]] * 2}, [*headers.items(), (name, headers[name])]):
+        with pytest.raises(InvalidRequest, match="missing or malformed"):
+            verify(doubled, BODY, secret, now_s=now)
+
+
+@pytest.mark.parametrize("body", [None, {"type": "job.succeeded"}, 7, [BODY], io.BytesIO(BODY)])
+def test_a_body_that_was_parsed_already_is_refused_by_name(body):
+    secret, now, headers = good()
+    with pytest.raises(InvalidRequest, match="before they are parsed"):
+        verify(headers, body, secret, now_s=now)
+
+
+@pytest.mark.parametrize("secret", [None, b"whsec_", 7, "whsec_AAAA\n"])
+def test_a_secret_that_is_no_text_of_ours_is_refused_by_name(secret):
+    _, now, headers = good()
+    with pytest.raises(InvalidRequest, match="24 to 64 bytes"):
+        verify(headers, BODY, secret, now_s=now)
