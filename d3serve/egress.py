@@ -1,29 +1,53 @@
 """Where this service may connect to on a client's word: public addresses, and those that the operator allows.
 
-A name is judged by every address that it resolves to, and the connection then goes to a judged address, not
-to the name again. Link-local addresses (cloud metadata among them) are never allowed.
+Pure: a URL is judged by its text, an address by our own list of networks, so that no version of Python decides.
+Names are looked up where the connection is made, and every address that they lead to is judged there.
 """
 
-import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 from d3serve.errors import InvalidRequest, InvalidSettings
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-RESOLVE_TIMEOUT_S: Final = 5.0
-RESOLVERS: Final = 32
+
+def _networks(*texts: str) -> tuple[Network, ...]:
+    return tuple(map(ipaddress.ip_network, texts))
+
+
+# Link-local, and the metadata services that have an address elsewhere: AWS, Azure, Alibaba, Oracle, Google, Scaleway.
+NEVER: Final = _networks(
+    "169.254.0.0/16", "fe80::/10", "fd00:ec2::/32", "168.63.129.16/32", "100.100.100.200/32", "192.0.0.192/32",
+    "fd00:c1::a9fe:a9fe/128", "fd20:ce::254/128", "fd00:42::42/128",
+)  # fmt: skip
+# IANA's registries of special addresses; of IPv6 only 2000::/3 is given out at all.
+NOT_PUBLIC: Final = _networks(
+    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
+    "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24",
+    "224.0.0.0/4", "240.0.0.0/4",
+    "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20",
+)  # fmt: skip
+UNICAST: Final = ipaddress.ip_network("2000::/3")
 NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
-# Link-local, and the metadata services of AWS and Azure that have an address elsewhere.
-NEVER: Final = tuple(
-    map(ipaddress.ip_network, ("169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128", "168.63.129.16/32"))
-)
+NAT64_LOCAL: Final = ipaddress.ip_network("64:ff9b:1::/48")
+ISATAP: Final = (0x00005EFE, 0x02005EFE)
+NAME: Final = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
+MAX_NAME_CHARS: Final = 253
+
+
+class Destination(NamedTuple):
+    """Where a URL leads: `address` if its host is one, however it is spelled."""
+
+    secure: bool
+    host: str
+    port: int
+    address: Address | None
 
 
 class EgressPolicy:
@@ -39,15 +63,13 @@ class EgressPolicy:
             self._allowed: tuple[Network, ...] = tuple(ipaddress.ip_network(one) for one in allowed)
         except ValueError as error:
             raise InvalidSettings(f"D3SERVE_WEBHOOK_ALLOW: {error}", field="webhook_allow") from None
-        # A name server that never answers holds a thread for half a minute: not one that others wait for.
-        self._resolvers = ThreadPoolExecutor(RESOLVERS, thread_name_prefix="resolver")
 
-    def check_url(self, url: str) -> SplitResult:
-        """The parts of a URL that may be called as far as its text tells.
+    def check_url(self, url: str) -> Destination:
+        """Where a URL leads that may be called as far as its text tells; no name is looked up.
 
         Raises:
-            InvalidRequest: not https (http where private networks are allowed), credentials, a port of
-                another service, or no host.
+            InvalidRequest: not https (http where networks are allowed), credentials, a port of another
+                service, no host, or an address that is not allowed.
         """
         try:
             parts = urlsplit(url)
@@ -61,51 +83,69 @@ class EgressPolicy:
             raise InvalidRequest("must name a host, in ASCII", field="url")
         if parts.username is not None or parts.password is not None:
             raise InvalidRequest("must not hold credentials", field="url")
-        if port is not None and port < 1024 and port not in (80, 443):
+        if port is not None and (port == 0 or (port < 1024 and port not in (80, 443))):
             raise InvalidRequest(f"must not use port {port}", field="url")
-        return parts
+        found = destination(url)
+        if found.address is not None and not self.allows(found.address, secure=found.secure):
+            raise InvalidRequest(f"{found.host} is no address that webhooks may reach", field="url")
+        if found.address is None and not (NAME.fullmatch(found.host) and len(found.host) <= MAX_NAME_CHARS):
+            raise InvalidRequest("must name a host that a name server could know", field="url")
+        return found
 
-    async def resolve(self, host: str, port: int) -> Sequence[str]:
-        """The addresses of a host, all of them allowed.
-
-        Raises:
-            InvalidRequest: one of them is not, whichever; or the host is no name that could resolve.
-            OSError: it does not resolve.
-        """
-        try:
-            async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-                found = await asyncio.get_running_loop().run_in_executor(
-                    self._resolvers, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                )
-        except UnicodeError:  # an empty label, or one of more than 63 characters
-            raise InvalidRequest("must name a host that a name server could know", field="url") from None
-        texts = list(dict.fromkeys(str(row[4][0]) for row in found))
-        for text in texts:
-            if not self.allows(ipaddress.ip_address(text.partition("%")[0])):
-                raise InvalidRequest(f"{host} leads to an address that is not public", field="url")
-        return texts
-
-    def allows(self, address: Address) -> bool:
-        """Whether a connection to the address may be opened; what it embeds or maps to decides."""
-        inner = _embedded(address)
-        if any(inner.version == net.version and inner in net for net in NEVER):
+    def allows(self, address: Address, *, secure: bool = True) -> bool:
+        """Whether a connection to the address may be opened; unencrypted, only into the allowed networks."""
+        faces = _faces(address)
+        if any(_within(face, NEVER) for face in faces):
             return False
-        if any(inner.version == net.version and inner in net for net in self._allowed):
+        if _within(faces[0], self._allowed):
             return True
-        site_local = isinstance(inner, ipaddress.IPv6Address) and inner.is_site_local
-        return inner.is_global and not (inner.is_multicast or inner.is_reserved or site_local)
+        return secure and all(_within(face, self._allowed) or _is_public(face) for face in faces)
 
 
-def _embedded(address: Address) -> Address:
-    """The IPv4 address inside a mapped, 6to4, NAT64 or Teredo one; others as they are."""
+def destination(url: str) -> Destination:
+    """Where a URL leads, spelled one way: what counts as one receiver has one. `url` was checked once."""
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    host = (parts.hostname or "").lower().removesuffix(".")
+    address = _literal(host)
+    port = parts.port if parts.port is not None else (443 if secure else 80)
+    return Destination(secure, host if address is None else str(address), port, address)
+
+
+def _literal(host: str) -> Address | None:
+    """The address that a host is, in any spelling that the C library reads; `localhost` is one by its standard."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return ipaddress.IPv4Address("127.0.0.1")
+    try:
+        if ":" in host:
+            address = ipaddress.IPv6Address(host.partition("%")[0])
+            return address.ipv4_mapped or address
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    except (OSError, ValueError):
+        return None
+
+
+def _faces(address: Address) -> tuple[Address, ...]:
+    """What a packet to the address may reach: itself, or what it only stands for, first; then what it embeds."""
     if isinstance(address, ipaddress.IPv4Address):
-        return address
-    if address.ipv4_mapped:
-        return address.ipv4_mapped
+        return (address,)
+    value = int(address)
+    low = ipaddress.IPv4Address(value & 0xFFFFFFFF)
+    if address.ipv4_mapped or address in NAT64:
+        return (low,)
+    inner: list[Address] = list(address.teredo or ())
     if address.sixtofour:
-        return address.sixtofour
-    if address in NAT64:
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    if address.teredo:
-        return address.teredo[1]
-    return address
+        inner.append(address.sixtofour)
+    if value >> 32 == 0 or (value >> 32) & 0xFFFFFFFF in ISATAP:
+        inner.append(low)
+    if address in NAT64_LOCAL:  # RFC 6052: at the end, or around bits 64 to 71
+        inner += [low, ipaddress.IPv4Address((value >> 64 & 0xFFFF) << 16 | value >> 40 & 0xFFFF)]
+    return (address, *inner)
+
+
+def _within(address: Address, networks: Sequence[Network]) -> bool:
+    return any(address.version == net.version and address in net for net in networks)
+
+
+def _is_public(address: Address) -> bool:
+    return not _within(address, NOT_PUBLIC) and (address.version == 4 or address in UNICAST)

@@ -166,7 +166,7 @@ class Settings(BaseSettings):
     # webhooks
     webhook_allow: tuple[str, ...] = Field(
         default=(),
-        description="Networks (CIDR) that webhooks may reach although they are not public; http is allowed then.",
+        description="Networks (CIDR) that webhooks may reach although they are not public, and over plain http.",
     )
     webhook_timeout_s: float = Field(
         default=15.0, gt=0, description="How long a receiver may take to answer."

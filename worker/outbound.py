@@ -1,18 +1,20 @@
 """One guarded POST: the connection goes to an address that was judged, never to a name, never through a proxy."""
 
 import asyncio
+import ipaddress
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
 import httpcore
 
-from d3serve.egress import EgressPolicy
+from d3serve.egress import Destination, EgressPolicy
 from d3serve.errors import InvalidRequest
+from d3serve.worker.names import TIMEOUT_S, Names
 
-MAX_REPLY_BYTES: Final = 4 * 1024  # enough for a reason in the log; a receiver cannot fill our memory
+MAX_REPLY_BYTES: Final = 4 * 1024  # read out of courtesy; a receiver cannot hold us with more
 
 
 @dataclass(frozen=True)
@@ -27,38 +29,29 @@ class SendFailed(Exception):
     """No reply: the message says why, in words for the delivery log."""
 
 
-class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Resolves, judges every address, connects to the first that answers; TLS still names the host."""
+class JudgedAddresses(httpcore.AsyncNetworkBackend):
+    """Connects to the first address that answers, whatever the name says by now; TLS still names the host."""
 
-    def __init__(self, policy: EgressPolicy) -> None:
-        self._policy = policy
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
         self._inner = httpcore.AnyIOBackend()
 
     async def connect_tcp(
         self,
         host: str,
         port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's interface, here and below
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's interface
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Open a connection, or raise InvalidRequest before any packet leaves."""
-        last: Exception = httpcore.ConnectError(f"{host} does not resolve")
-        for address in await self._policy.resolve(host, port):
+        """Open a connection."""
+        last: Exception = httpcore.ConnectError(f"{host} has no address")
+        for address in self._addresses:
             try:
                 return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 last = error
         raise last
-
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,  # noqa: ARG002, ASYNC109
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,  # noqa: ARG002
-    ) -> httpcore.AsyncNetworkStream:
-        """Refuse: no URL leads to a socket file."""
-        raise httpcore.ConnectError(path)
 
     async def sleep(self, seconds: float) -> None:
         """Wait between httpcore's own tries."""
@@ -71,18 +64,20 @@ class Outbound:
     def __init__(self, policy: EgressPolicy, timeout_s: float) -> None:
         self._policy = policy
         self._timeout_s = timeout_s
+        self._names = Names()
         self._tls = ssl.create_default_context()
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        """Send `body`.
+    async def post(self, tenant: str, url: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        """Send `body` for a tenant.
 
         Raises:
             SendFailed: the address is not allowed, nobody answered in time, or the reply is no HTTP.
+            NotNow: the name may not be looked up yet, so nothing was sent.
         """
         try:
-            self._policy.check_url(url)
+            addresses = await self._addresses(tenant, self._policy.check_url(url))
             async with asyncio.timeout(self._timeout_s):
-                return await self._post(url, headers, body)
+                return await self._post(url, addresses, headers, body)
         except InvalidRequest as error:
             raise SendFailed(f"refused: {error.message}") from None
         except TimeoutError:
@@ -92,10 +87,27 @@ class Outbound:
         except httpcore.ProtocolError as error:
             raise SendFailed(f"the receiver does not speak HTTP: {error}"[:200]) from None
 
-    async def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> Reply:
+    async def _addresses(self, tenant: str, to: Destination) -> list[str]:
+        """The addresses to try, all of them allowed; a name that leads inside and one that leads nowhere look alike."""
+        if to.address is not None:
+            return [str(to.address)]
+        try:
+            found = await self._names.addresses(tenant, to.host, to.port)
+        except TimeoutError:
+            raise SendFailed(f"the name {to.host} did not resolve within {TIMEOUT_S:g} s") from None
+        except OSError:
+            found = []
+        judged = [ipaddress.ip_address(one.partition("%")[0]) for one in found]
+        if not judged or not all(self._policy.allows(one, secure=to.secure) for one in judged):
+            raise SendFailed(f"refused: the name {to.host} leads to no address that webhooks may reach")
+        return found
+
+    async def _post(
+        self, url: str, addresses: Sequence[str], headers: Mapping[str, str], body: bytes
+    ) -> Reply:
         sent = {"Host": urlsplit(url).netloc, "Connection": "close", **headers}
         pool = httpcore.AsyncConnectionPool(
-            ssl_context=self._tls, network_backend=GuardedBackend(self._policy), max_connections=1
+            ssl_context=self._tls, network_backend=JudgedAddresses(addresses), max_connections=1
         )
         async with pool, pool.stream("POST", url, headers=list(sent.items()), content=body) as response:
             read = 0
