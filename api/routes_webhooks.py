@@ -10,8 +10,14 @@ from d3serve.api.bodies import read_object
 from d3serve.api.dependencies import TheParts
 from d3serve.api.openapi import PROBLEMS, body_of
 from d3serve.api.resources import JSON
-from d3serve.api.webhooks import EndpointRequest, check_endpoint, delivery_resource, endpoint_resource
-from d3serve.store.hooks import Delivery, DeliveryState, delivery_id
+from d3serve.api.webhooks import (
+    EndpointRequest,
+    check_endpoint,
+    count_sending,
+    delivery_resource,
+    endpoint_resource,
+)
+from d3serve.store.hooks import DeliveryState
 
 router = APIRouter(tags=["webhooks"], responses=PROBLEMS)
 ENDPOINTS, DELIVERIES = "/v1/webhook-endpoints", "/v1/webhook-deliveries"
@@ -21,7 +27,7 @@ ENDPOINTS, DELIVERIES = "/v1/webhook-endpoints", "/v1/webhook-deliveries"
 async def add_endpoint(request: Request, parts: TheParts, tenant: HookOwner) -> Response:
     """Register a receiver; the answer is the only one that shows its secret."""
     _, payload = await read_object(request, parts.settings)
-    asked = await check_endpoint(payload, parts.egress)
+    asked = check_endpoint(payload, parts.egress)
     endpoint = await parts.hooks.add_endpoint(tenant, asked.url, asked.events)
     headers = {"Location": f"{ENDPOINTS}/{endpoint.id}"}
     return JSON(endpoint_resource(endpoint, with_secret=True), 201, headers)
@@ -45,7 +51,7 @@ async def change_endpoint(endpoint_id: str, request: Request, parts: TheParts, t
     """Change address and events, and enable it again; the secret stays."""
     endpoint = await parts.hooks.endpoint(tenant, endpoint_id)
     _, payload = await read_object(request, parts.settings)
-    asked = await check_endpoint(payload, parts.egress)
+    asked = check_endpoint(payload, parts.egress)
     changed = replace(endpoint, url=asked.url, events=tuple(asked.events), disabled_reason=None)
     return JSON(endpoint_resource(await parts.hooks.save_endpoint(changed)))
 
@@ -64,15 +70,11 @@ async def rotate_secret(endpoint_id: str, parts: TheParts, tenant: HookOwner) ->
 
 
 @router.post(ENDPOINTS + "/{endpoint_id}/test", status_code=202)
-async def send_test(endpoint_id: str, request: Request, parts: TheParts, tenant: HookOwner) -> Response:
+async def send_test(endpoint_id: str, parts: TheParts, tenant: HookOwner) -> Response:
     """Send a `webhook.test` event, signed like any other; the delivery log tells what became of it."""
-    endpoint, now = await parts.hooks.endpoint(tenant, endpoint_id), await parts.hooks.now_s()
-    delivery = Delivery(
-        id=delivery_id(endpoint.id, request.state.request_id, 0), tenant=tenant, job_id="", event="webhook.test",
-        url=endpoint.url, endpoint_id=endpoint.id, body='{"type":"webhook.test","data":{}}', created_at=now,
-        next_try_at=now,
-    )  # fmt: skip
-    await parts.hooks.put(delivery)
+    endpoint = await parts.hooks.endpoint(tenant, endpoint_id)
+    await count_sending(parts, tenant)
+    delivery = await parts.hooks.open_delivery(tenant, "webhook.test", endpoint.url, endpoint.id, "{}")
     return JSON(delivery_resource(delivery), 202)
 
 
@@ -90,17 +92,13 @@ async def list_deliveries(
     state: DeliveryState | None = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Response:
-    """Deliveries of the last seven days, newest first: every attempt, and why it did not count."""
+    """Deliveries, newest first, for seven days after the last attempt: every attempt, and why it did not count."""
     found = await parts.hooks.deliveries(tenant, job_id=job_id, state=state, limit=limit)
     return JSON({"object": "list", "data": [delivery_resource(delivery) for delivery in found]})
 
 
 @router.post(DELIVERIES + "/{delivery_id}/redeliver", status_code=202)
 async def redeliver(delivery_id: str, parts: TheParts, tenant: HookOwner) -> Response:
-    """Send a delivery again, whatever became of it: the same id and bytes, a schedule begun anew."""
-    delivery = await parts.hooks.delivery(delivery_id, tenant)
-    again = replace(
-        delivery, state="pending", next_try_at=await parts.hooks.now_s(), schedule_from=len(delivery.tries)
-    )
-    await parts.hooks.put(again)
-    return JSON(delivery_resource(again), 202)
+    """Send an event again that no receiver has taken: the same id and bytes, a schedule begun anew."""
+    await count_sending(parts, tenant)
+    return JSON(delivery_resource(await parts.hooks.redeliver(delivery_id, tenant)), 202)

@@ -1,17 +1,18 @@
 """What the API checks and shows of webhooks; sending them is the business of a process of its own."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field, TypeAdapter
 
 from d3serve.api.dependencies import Parts
 from d3serve.api.validation import Findings, check_body
 from d3serve.egress import EgressPolicy
-from d3serve.errors import InvalidRequest, NotFound
+from d3serve.errors import InvalidRequest, NotFound, QueueFull, RateLimited
 from d3serve.schemas import JobEvent, WebhookTarget, Wire
-from d3serve.store.hooks import Delivery, Endpoint
+from d3serve.store.hooks import MAX_OPEN_BYTES, Delivery, Endpoint
 
 
 class EndpointRequest(Wire):
@@ -22,34 +23,33 @@ class EndpointRequest(Wire):
 
 
 _ENDPOINT = TypeAdapter(EndpointRequest)
+WINDOW_S: Final = 60
+SENDINGS_PER_MINUTE: Final = 60  # nobody has shown that the receiver is the caller's
 
 
-async def check_endpoint(payload: Mapping[str, Any], policy: EgressPolicy) -> EndpointRequest:
+def check_endpoint(payload: Mapping[str, Any], policy: EgressPolicy) -> EndpointRequest:
     """The registration in a body.
 
     Raises:
         InvalidRequest: not one, or its URL leads where webhooks may not go.
     """
     asked = check_body(_ENDPOINT, payload)
-    await check_target_url(asked.url, policy, field="url")
+    check_target_url(asked.url, policy, field="url")
     return asked
 
 
-async def check_target_url(url: str, policy: EgressPolicy, *, field: str) -> None:
-    """Refuse now what the sender would refuse at every try; a name that does not resolve may do so later.
+def check_target_url(url: str, policy: EgressPolicy, *, field: str) -> None:
+    """Refuse now what the URL's text shows. A name is looked up at each try and not here: it may resolve later.
 
     Raises:
         InvalidRequest: says what is wrong with the URL.
     """
     try:
-        parts = policy.check_url(url)
-        await policy.resolve(str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80))
+        policy.check_url(url)
     except InvalidRequest as error:
         findings = Findings()
         findings.add("invalid_request", tuple(field.split(".")), error.message)
         findings.raise_if_any()
-    except OSError:
-        return
 
 
 async def check_job_webhook(webhook: WebhookTarget | None, parts: Parts, tenant: str) -> None:
@@ -57,11 +57,18 @@ async def check_job_webhook(webhook: WebhookTarget | None, parts: Parts, tenant:
 
     Raises:
         InvalidRequest: its URL leads nowhere allowed, or the tenant has no such endpoint.
+        QueueFull: too much that this tenant's receivers have not taken is waiting already.
     """
     if webhook is None:
         return
+    if await parts.hooks.open_bytes(tenant) >= MAX_OPEN_BYTES:
+        raise QueueFull(
+            f"{MAX_OPEN_BYTES // 2**20} MiB of webhook events wait for receivers that do not take them",
+            field="job.webhook",
+            details={"retry_after_s": 60},
+        )
     if webhook.url is not None:
-        await check_target_url(webhook.url, parts.egress, field="job.webhook.url")
+        check_target_url(webhook.url, parts.egress, field="job.webhook.url")
         return
     try:
         await parts.hooks.endpoint(tenant, str(webhook.endpoint_id))
@@ -69,6 +76,20 @@ async def check_job_webhook(webhook: WebhookTarget | None, parts: Parts, tenant:
         findings = Findings()
         findings.add("invalid_request", ("job", "webhook", "endpoint_id"), f"names {error.message}")
         findings.raise_if_any()
+
+
+async def count_sending(parts: Parts, tenant: str) -> None:
+    """Count a delivery that a caller asks for; jobs and failed tries have limits of their own.
+
+    Raises:
+        RateLimited: the tenant has asked for more in this minute than it may.
+    """
+    count, left_s = await parts.store.count_request(f"sending {tenant}", WINDOW_S)
+    if count > SENDINGS_PER_MINUTE:
+        raise RateLimited(
+            f"more than {SENDINGS_PER_MINUTE} tests and redeliveries a minute",
+            details={"retry_after_s": math.ceil(left_s)},
+        )
 
 
 def endpoint_resource(endpoint: Endpoint, *, with_secret: bool = False) -> dict[str, Any]:
@@ -89,6 +110,6 @@ def delivery_resource(delivery: Delivery) -> dict[str, Any]:
     shown = {
         name: value
         for name, value in asdict(delivery).items()
-        if name not in ("tenant", "body", "schedule_from")
+        if name not in ("tenant", "data", "schedule_from")
     }
     return {"object": "webhook.delivery", **shown}

@@ -11,6 +11,7 @@
     │   ├── NotFound                 404 not_found
     │   ├── JobNotFinished           409 job_not_finished
     │   ├── JobExpired               410 result_expired
+    │   ├── EventErased              410 event_erased
     │   ├── BodyTooLarge             413 body_too_large
     │   ├── UnsupportedMediaType     415 unsupported_media_type
     │   ├── UnsupportedEncoding      415 unsupported_encoding
@@ -130,6 +131,13 @@ class JobExpired(RequestError):
     """The job existed, and its retention has ended."""
 
     code = "result_expired"
+    http_status = 410
+
+
+class EventErased(RequestError):
+    """A webhook event's text is no longer kept, so it cannot be sent again."""
+
+    code = "event_erased"
     http_status = 410
 
 

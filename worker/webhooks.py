@@ -7,28 +7,25 @@ when its claim runs out, under the same `webhook-id` and with the same bytes.
 
 import asyncio
 import contextlib
-import json
 import random
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Final
 
 import structlog
 
-from d3serve.egress import EgressPolicy
+from d3serve.egress import EgressPolicy, destination
 from d3serve.errors import NotFound, StorageUnavailable
 from d3serve.logs import configure_logging
 from d3serve.settings import Settings
 from d3serve.signing import signature_headers
 from d3serve.store.connect import check_server
-from d3serve.store.hooks import Delivery, DeliveryState, HookStore, Try, delivery_id
-from d3serve.store.records import JobRecord
+from d3serve.store.hooks import Delivery, DeliveryState, HookStore, Try
+from d3serve.worker.names import NotNow
 from d3serve.worker.outbound import Outbound, Reply, SendFailed
 
 log = structlog.get_logger(__name__)
@@ -37,7 +34,6 @@ log = structlog.get_logger(__name__)
 SCHEDULE_S: Final = (5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400)
 JITTER: Final = 0.1
 MAX_RETRY_AFTER_S: Final = 86_400
-INLINE_RESULT_BYTES: Final = 16_000  # a larger result stays behind its URL
 CLAIM_AT_ONCE: Final = 64
 SENDING_AT_ONCE: Final = 256
 PER_RECEIVER: Final = 4  # deliveries to one receiver at a time
@@ -86,75 +82,47 @@ class Sender:
         while not stop.is_set():
             try:
                 room = min(CLAIM_AT_ONCE, SENDING_AT_ONCE - len(self._tasks))
-                members = await self._store.claim(room, self._lease_s) if room > 0 else []
+                due = await self._store.claim(room, self._lease_s) if room > 0 else []
             except StorageUnavailable as error:
                 log.warning("webhooks.storage", reason=error.message)
-                members = []
-            for member in members:
-                task = asyncio.create_task(self._settle(member))
+                due = []
+            for delivery_id in due:
+                task = asyncio.create_task(self._settle(delivery_id))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            if not members:
+            if not due:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), IDLE_S)
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _settle(self, member: str) -> None:
+    async def _settle(self, delivery_id: str) -> None:
         try:
-            delivery = await self._delivery(member)
-            if delivery is not None:
+            delivery = await self._store.delivery(delivery_id)
+            if delivery.state == "pending":  # else erased, or settled by another sender, since it was claimed
                 await self._attempt(delivery)
-        except StorageUnavailable as error:  # the claim runs out, and the member is due again
-            log.warning("webhooks.storage", member=member, reason=error.message)
+        except NotFound:
+            await self._store.drop(delivery_id)
+        except StorageUnavailable as error:  # the claim runs out, and the delivery is due again
+            log.warning("webhooks.storage", delivery=delivery_id, reason=error.message)
         except Exception as error:  # one delivery that breaks us must not stop the others
-            log.error("webhooks.unforeseen", member=member, kind=type(error).__name__, exc_info=error)
-
-    async def _delivery(self, member: str) -> Delivery | None:
-        """The delivery of an outbox member, made now if the member is still a bare event."""
-        if ":" not in member:
-            try:
-                return await self._store.delivery(member)
-            except NotFound:
-                await self._store.drop(member)
-                return None
-        job_id, _, event = member.partition(":")
-        row = await self._store.job_to_tell(job_id)
-        job = JobRecord.from_hash(job_id, row) if row else None
-        if job is None:  # deleted, or its retention ended before a sender came
-            log.warning("webhooks.job_gone", job_id=job_id, about=event)
-        if job is None or job.webhook is None:
-            await self._store.drop(member)
-            return None
-        delivery = await self._new_delivery(job, job.webhook, event)
-        if delivery is None:
-            await self._store.drop(member)
-            return None
-        pending = delivery.state == "pending"
-        due_again = await self._store.now_s() + self._lease_s if pending else None
-        await self._store.put(replace(delivery, next_try_at=due_again), instead_of=member)
-        return delivery if pending else None
-
-    async def _new_delivery(self, job: JobRecord, webhook: Mapping[str, Any], event: str) -> Delivery | None:
-        """The delivery of a job's event; None if its endpoint is gone or does not want such events."""
-        url, endpoint_id = webhook.get("url"), webhook.get("endpoint_id")
-        state: DeliveryState = "pending"
-        if endpoint_id is not None:
-            try:
-                endpoint = await self._store.endpoint(job.tenant, endpoint_id)
-            except NotFound:
-                return None
-            if endpoint.events and event not in endpoint.events:
-                return None
-            url, state = endpoint.url, "disabled" if endpoint.disabled_reason else "pending"
-        result = await self._store.result_to_tell(job.id, INLINE_RESULT_BYTES)
-        return Delivery(
-            id=delivery_id(job.id, event, job.attempt), tenant=job.tenant, job_id=job.id, event=event,
-            url=str(url), endpoint_id=endpoint_id, body=event_body(job, event, result),
-            created_at=await self._store.now_s(), state=state, traceparent=job.traceparent,
-        )  # fmt: skip
+            log.error("webhooks.unforeseen", delivery=delivery_id, kind=type(error).__name__, exc_info=error)
 
     async def _attempt(self, delivery: Delivery) -> None:
+        try:
+            target = await self._store.target(delivery)
+        except NotFound:
+            await self._end(delivery, "dead", "the endpoint has been deleted")
+            return
+        delivery = replace(delivery, url=target.url)
+        if delivery.data is None:
+            await self._end(delivery, "dead", "no sender ran for seven days")
+        elif target.disabled:
+            await self._end(delivery, "disabled", "the endpoint is disabled")
+        else:
+            await self._try(delivery, target.secrets)
+
+    async def _try(self, delivery: Delivery, signing_secrets: Sequence[str]) -> None:
         receiver = self._receiver(delivery)
         wait_s = receiver.wait_s(time.monotonic())
         if self._sending[delivery.tenant] >= PER_TENANT:
@@ -165,9 +133,9 @@ class Sender:
         receiver.sending += 1
         self._sending[delivery.tenant] += 1
         try:
-            tried, reply = await self._send(delivery)
-        except NotFound:
-            await self._store.put(replace(delivery, state="dead", next_try_at=None))
+            tried, reply = await self._send(delivery, signing_secrets)
+        except NotNow as error:  # our own limit, so it costs the delivery none of its tries
+            await self._store.postpone(delivery.id, error.wait_s)
             return
         finally:
             receiver.sending -= 1
@@ -176,26 +144,32 @@ class Sender:
         settled = after(delivery, tried, reply, now_s=tried.at)
         if settled.state == "disabled" and settled.endpoint_id is not None:
             await self._disable(settled)
-        await self._store.put(settled)
+        await self._store.settle(settled)
         log.info(
             "webhooks.try", delivery=delivery.id, job_id=delivery.job_id, outcome=settled.state,
             status=tried.status, tries=len(settled.tries), duration_ms=tried.duration_ms,
         )  # fmt: skip
 
+    async def _end(self, delivery: Delivery, state: DeliveryState, reason: str) -> None:
+        """Settle a delivery that is not to be tried."""
+        log.warning("webhooks.not_sent", delivery=delivery.id, job_id=delivery.job_id, reason=reason)
+        await self._store.settle(replace(delivery, state=state, next_try_at=None))
+
     def _receiver(self, delivery: Delivery) -> Receiver:
         """What is remembered of a delivery's receiver; where there are too many, the idle are forgotten first.
 
-        Of a host that jobs of several tenants name, each has its own: what one sends there must not hold up another.
+        However its URL is spelled it is one. Of a host that jobs of several tenants name, each has its own: what one
+        sends there must not hold up another.
         """
         if len(self._receivers) >= MAX_RECEIVERS:
             now = time.monotonic()
             busy = {name: one for name, one in self._receivers.items() if one.wait_s(now) or one.sending}
             self._receivers = defaultdict(Receiver, busy)
-        return self._receivers[delivery.endpoint_id or f"{delivery.tenant} {urlsplit(delivery.url).netloc}"]
+        to = destination(delivery.url)
+        return self._receivers[f"{delivery.tenant} {to.host} {to.port}"]
 
-    async def _send(self, delivery: Delivery) -> tuple[Try, Reply | None]:
-        signing_secrets = await self._store.signing_secrets(delivery)
-        at, body = await self._store.now_s(), delivery.body.encode()
+    async def _send(self, delivery: Delivery, signing_secrets: Sequence[str]) -> tuple[Try, Reply | None]:
+        at, body = await self._store.now_s(), delivery.body
         headers = {
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
@@ -206,7 +180,7 @@ class Sender:
             headers["traceparent"] = delivery.traceparent
         began, reply, error = time.monotonic(), None, None
         try:
-            reply = await self._outbound.post(delivery.url, headers, body)
+            reply = await self._outbound.post(delivery.tenant, delivery.url, headers, body)
             error = None if 200 <= reply.status < 300 else f"the receiver answered {reply.status}"
         except SendFailed as failure:
             error = str(failure)
@@ -216,7 +190,10 @@ class Sender:
     async def _disable(self, delivery: Delivery) -> None:
         with contextlib.suppress(NotFound):
             endpoint = await self._store.endpoint(delivery.tenant, str(delivery.endpoint_id))
-            await self._store.save_endpoint(replace(endpoint, disabled_reason="the receiver answered 410"))
+            if endpoint.url == delivery.url:  # it may have moved while the old address answered
+                await self._store.save_endpoint(
+                    replace(endpoint, disabled_reason="the receiver answered 410")
+                )
 
 
 def after(delivery: Delivery, tried: Try, reply: Reply | None, *, now_s: float) -> Delivery:
@@ -247,26 +224,6 @@ def retry_after_s(header: str | None, now_s: float) -> float:
     except (ValueError, OverflowError):
         return 0.0
     return min(max(wait_s, 0.0), MAX_RETRY_AFTER_S)
-
-
-def event_body(job: JobRecord, event: str, result: str | None) -> str:
-    """What is sent: type, time, the job's outcome, and its result where that is small; else its address. Pure."""
-    data: dict[str, Any] = {
-        "id": job.id,
-        "status": job.status,
-        "attempt": job.attempt,
-        "created_at": job.created_at,
-        "finished_at": job.finished_at,
-        "metadata": job.metadata,
-        "urls": {"self": f"/v1/jobs/{job.id}", "result": f"/v1/jobs/{job.id}/result"},
-    }
-    if job.error is not None:
-        data["error"] = job.error.model_dump(exclude_none=True)
-    if result is not None:
-        data["result"] = json.loads(result)
-    stamp = datetime.fromtimestamp(job.finished_at or job.created_at, UTC).isoformat().replace("+00:00", "Z")
-    body = {"type": event, "timestamp": stamp, "data": data}
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
 
 
 def webhooks_main(settings: Settings) -> int:

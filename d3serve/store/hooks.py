@@ -1,18 +1,18 @@
 """Webhook endpoints, the outbox and the delivery log (async): used by the API and by the sender.
 
-The script that ends a job writes `<job id>:<event>` into the outbox. The sender turns it into a delivery with
-an id that follows from job, event and attempt, and stored bytes; so whatever is repeated after a crash is the
-same delivery.
+The script that ends a job writes the event, its delivery and the time when that is due, in the same step. So an
+event tells what happened when it happened, whatever becomes of its job, and whatever is repeated after a crash is
+the same delivery.
 """
 
-import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Literal, Self
+from datetime import UTC, datetime
+from typing import Final, Literal, NamedTuple, Self
 
-from d3serve.errors import InvalidRequest, NotFound
+from d3serve.errors import EventErased, InvalidRequest, NotFound
 from d3serve.schemas import JobEvent
 from d3serve.settings import Settings
 from d3serve.signing import new_secret
@@ -20,11 +20,10 @@ from d3serve.store.connect import AsyncClient, open_async, storage_errors
 from d3serve.store.keys import Keys
 from d3serve.store.lua import run_script_async
 
-KEEP_S: Final = 7 * 86_400  # deliveries, dead ones included
 OLD_SECRET_S: Final = 86_400  # after a rotation both secrets sign for a day
 MAX_ENDPOINTS: Final = 100
-MAX_LOGGED: Final = 10_000  # deliveries listed per tenant
-DeliveryState = Literal["pending", "delivered", "dead", "disabled"]
+MAX_OPEN_BYTES: Final = 128 * 2**20  # a tenant's undelivered events; what the embedded broker has is 2 GiB
+DeliveryState = Literal["pending", "delivered", "dead", "disabled", "erased"]
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,20 @@ class Try:
     duration_ms: int
 
 
+class Target(NamedTuple):
+    """Where a delivery goes now and what signs it; `disabled` is its endpoint's state."""
+
+    url: str
+    secrets: list[str]
+    disabled: bool = False
+
+
 @dataclass(frozen=True)
 class Delivery:
-    """One event for one receiver; `id` is the `webhook-id` of every attempt, `body` its exact bytes."""
+    """One event for one receiver; `id` is the `webhook-id` of every attempt.
+
+    `data` is what the event tells, JSON; None where it was not asked for or is no longer kept.
+    """
 
     id: str
     tenant: str
@@ -72,29 +82,41 @@ class Delivery:
     event: str
     url: str
     endpoint_id: str | None
-    body: str
     created_at: float
     state: DeliveryState = "pending"
     next_try_at: float | None = None
     tries: tuple[Try, ...] = field(default=())
     traceparent: str | None = None
     schedule_from: int = 0  # a redelivery begins the schedule anew after so many tries
+    data: str | None = None
+
+    @property
+    def body(self) -> bytes:
+        """The exact bytes of every attempt: type, time and data."""
+        at = datetime.fromtimestamp(self.created_at, UTC).isoformat(timespec="milliseconds")
+        stamp = at.replace("+00:00", "Z")
+        return f'{{"type":"{self.event}","timestamp":"{stamp}","data":{self.data}}}'.encode()
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote."""
-        row = json.loads(text)
-        row["tries"] = tuple(Try(**one) for one in row["tries"])
-        return cls(**row)
-
-    def to_json(self) -> str:
-        """The stored form."""
-        return json.dumps(asdict(self), ensure_ascii=False)
-
-
-def delivery_id(job_id: str, event: str, attempt: int) -> str:
-    """The id of an event's delivery: the same for ever, and free of dots, which separate what is signed."""
-    return "msg_" + hashlib.sha256(f"{job_id} {event} {attempt}".encode()).hexdigest()[:24]
+    def from_hash(cls, delivery_id: str, row: Mapping[str, str], data: str | None = None) -> Self:
+        """Read the hash `delivery:<id>`."""
+        created = int(row["created"]) / 1000
+        due = int(row["due"]) / 1000 if "due" in row else created
+        return cls(
+            id=delivery_id,
+            tenant=row["tenant"],
+            job_id=row.get("job_id", ""),
+            event=row["event"],
+            url=row["url"],
+            endpoint_id=row.get("endpoint_id") or None,
+            created_at=created,
+            state=row["state"],  # type: ignore[arg-type] # only our scripts write it
+            next_try_at=due if row["state"] == "pending" else None,
+            tries=tuple(Try(**one) for one in json.loads(row.get("tries", "[]"))),
+            traceparent=row.get("traceparent") or None,
+            schedule_from=int(row.get("schedule_from", 0)),
+            data=data,
+        )
 
 
 class HookStore:
@@ -179,93 +201,115 @@ class HookStore:
             await self._client.set(key, new_secret(), nx=True)
             return str(await self._client.get(key))
 
-    async def signing_secrets(self, delivery: Delivery) -> list[str]:
-        """The secrets that sign a delivery now.
+    async def target(self, delivery: Delivery) -> Target:
+        """Where a delivery goes and what signs it now: an endpoint may have moved since the event.
 
         Raises:
             NotFound: its endpoint has been deleted.
         """
         if delivery.endpoint_id is None:
-            return [await self.tenant_secret(delivery.tenant)]
+            return Target(delivery.url, [await self.tenant_secret(delivery.tenant)])
         endpoint, now = await self.endpoint(delivery.tenant, delivery.endpoint_id), await self.now_s()
-        return [secret for secret, until in endpoint.secrets if until == 0 or until > now]
+        signing = [secret for secret, until in endpoint.secrets if until == 0 or until > now]
+        return Target(endpoint.url, signing, disabled=endpoint.disabled_reason is not None)
 
     # --- the outbox --------------------------------------------------------------------------------
 
     async def claim(self, most: int, lease_s: float) -> list[str]:
-        """Take members of the outbox that are due; one not settled within `lease_s` is due again."""
+        """Take deliveries that are due; one not settled within `lease_s` is due again."""
         with storage_errors():
             lease_ms = round(lease_s * 1000)
             return list(await run_script_async(self._client, "hook_claim", self._key.prefix, most, lease_ms))
 
-    async def put(self, delivery: Delivery, *, instead_of: str | None = None) -> None:
-        """Write a delivery and, if it is pending, when it is due; `instead_of` leaves the outbox in the same step."""
+    async def open_delivery(
+        self, tenant: str, event: str, url: str, endpoint_id: str | None, data: str
+    ) -> Delivery:
+        """Make a delivery that no job caused, due now, with an id that no other has."""
+        delivery_id = f"msg_{secrets.token_hex(12)}"
         with storage_errors():
-            async with self._client.pipeline(transaction=True) as pipe:
-                pipe.set(self._key("hook", delivery.id), delivery.to_json(), ex=KEEP_S)
-                pipe.zadd(self._key("hooks_of", delivery.tenant), {delivery.id: delivery.created_at})
-                pipe.zremrangebyrank(self._key("hooks_of", delivery.tenant), 0, -MAX_LOGGED - 1)
-                pipe.expire(self._key("hooks_of", delivery.tenant), KEEP_S)
-                if delivery.next_try_at is None:
-                    pipe.zrem(self._key("hooks_due"), delivery.id)
-                else:
-                    pipe.zadd(self._key("hooks_due"), {delivery.id: round(delivery.next_try_at * 1000)})
-                if instead_of is not None:
-                    pipe.zrem(self._key("hooks_due"), instead_of)
-                await pipe.execute()
+            await run_script_async(
+                self._client, "hook_open", self._key.prefix, delivery_id, tenant, data,
+                "event", event, "url", url, "endpoint_id", endpoint_id or "",
+            )  # fmt: skip
+        return await self.delivery(delivery_id)
 
-    async def postpone(self, member: str, seconds: float) -> None:
-        """Make a claimed member due again after `seconds`."""
+    async def settle(self, delivery: Delivery, *, was: DeliveryState = "pending") -> bool:
+        """Write what became of a delivery that was in the state `was`; False when it no longer is, as after DELETE."""
+        due = "" if delivery.next_try_at is None else round(delivery.next_try_at * 1000)
+        tries = json.dumps([asdict(one) for one in delivery.tries])
+        with storage_errors():
+            return bool(await run_script_async(
+                self._client, "hook_settle", self._key.prefix, delivery.id, was, delivery.state, due,
+                "url", delivery.url, "tries", tries, "schedule_from", delivery.schedule_from,
+            ))  # fmt: skip
+
+    async def redeliver(self, delivery_id: str, tenant: str) -> Delivery:
+        """Make a delivery due now, its schedule begun anew.
+
+        Raises:
+            NotFound: the tenant has none of this id.
+            EventErased: what it told is no longer kept.
+        """
+        while True:
+            found = await self.delivery(delivery_id, tenant)
+            if found.data is None:
+                raise EventErased(
+                    f"the event of this {found.state} delivery is no longer kept: it goes once it is delivered, when "
+                    "its job is deleted, or after seven days"
+                )
+            now = await self.now_s()
+            again = replace(found, state="pending", next_try_at=now, schedule_from=len(found.tries))
+            if await self.settle(again, was=found.state):
+                return again
+
+    async def postpone(self, delivery_id: str, seconds: float) -> None:
+        """Make a claimed delivery due again after `seconds`; that is no try."""
         due_ms = round((await self.now_s() + seconds) * 1000)
         with storage_errors():
-            await self._client.zadd(self._key("hooks_due"), {member: due_ms}, xx=True)
+            await self._client.zadd(self._key("hooks_due"), {delivery_id: due_ms}, xx=True)
 
-    async def drop(self, member: str) -> None:
-        """Take a member out of the outbox: there is nothing to deliver."""
+    async def drop(self, delivery_id: str) -> None:
+        """Take out of the outbox what is not there to deliver."""
         with storage_errors():
-            await self._client.zrem(self._key("hooks_due"), member)
+            await self._client.zrem(self._key("hooks_due"), delivery_id)
 
     async def delivery(self, delivery_id: str, tenant: str | None = None) -> Delivery:
-        """Read a delivery; with `tenant`, only if it is that tenant's.
+        """Read a delivery with what it tells; with `tenant`, only if it is that tenant's.
 
         Raises:
             NotFound: there is none, or no longer.
         """
         with storage_errors():
-            text = await self._client.get(self._key("hook", delivery_id))
-        delivery = Delivery.from_json(text) if text else None
-        if delivery is None or tenant not in (None, delivery.tenant):
+            async with self._client.pipeline(transaction=True) as pipe:
+                pipe.hgetall(self._key("delivery", delivery_id)).get(self._key("told", delivery_id))
+                row, data = await pipe.execute()
+        if not row or tenant not in (None, row["tenant"]):
             raise NotFound("no such webhook delivery", field="delivery_id")
-        return delivery
+        return Delivery.from_hash(delivery_id, row, data)
 
     async def deliveries(
         self, tenant: str, *, job_id: str | None = None, state: DeliveryState | None = None, limit: int = 50
     ) -> list[Delivery]:
-        """Read a tenant's deliveries, newest first."""
+        """Read a tenant's deliveries, newest first, without what they tell."""
         with storage_errors():
-            ids = await self._client.zrevrange(self._key("hooks_of", tenant), 0, MAX_LOGGED)
+            ids = await self._client.zrevrange(self._key("hooks_of", tenant), 0, -1)
             found: list[Delivery] = []
             for start in range(0, len(ids), 100):
-                texts = await self._client.mget([self._key("hook", one) for one in ids[start : start + 100]])
-                rows = [Delivery.from_json(text) for text in texts if text]
+                some = ids[start : start + 100]
+                async with self._client.pipeline(transaction=False) as pipe:
+                    for one in some:
+                        pipe.hgetall(self._key("delivery", one))
+                    rows = await pipe.execute()
                 found += [
-                    row
-                    for row in rows
-                    if (job_id is None or row.job_id == job_id) and (state is None or row.state == state)
+                    Delivery.from_hash(one, row)
+                    for one, row in zip(some, rows, strict=True)
+                    if row and job_id in (None, row.get("job_id")) and state in (None, row["state"])
                 ]
                 if len(found) >= limit:
                     break
         return found[:limit]
 
-    async def job_to_tell(self, job_id: str) -> Mapping[str, Any] | None:
-        """The raw hash of a job whose event is to be delivered, or None if the job is gone."""
+    async def open_bytes(self, tenant: str) -> int:
+        """How much a tenant's undelivered events take."""
         with storage_errors():
-            row = await self._client.hgetall(self._key("job", job_id))
-        return row or None
-
-    async def result_to_tell(self, job_id: str, most_bytes: int) -> str | None:
-        """The job's result if it is there and small enough to be put into an event."""
-        with storage_errors():
-            size = await self._client.strlen(self._key("res", job_id))
-            text = await self._client.get(self._key("res", job_id)) if 0 < size <= most_bytes else None
-        return str(text) if text else None
+            return int(await self._client.hget(self._key("hooks_open", tenant), "total") or 0)

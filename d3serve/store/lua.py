@@ -24,6 +24,8 @@ ScriptName = Literal[
     "delete",
     "stored",
     "hook_claim",
+    "hook_open",
+    "hook_settle",
     "tell",
     "count",
     "serve",
@@ -43,7 +45,9 @@ class Script(NamedTuple):
 def script(name: ScriptName) -> Script:
     """The script with the key table and the shared functions before it."""
     folder = files("d3serve.store") / "scripts"
-    parts = [lua_prelude()] + [(folder / f"{part}.lua").read_text("utf-8") for part in ("lib", name)]
+    parts = [lua_prelude()] + [
+        (folder / f"{part}.lua").read_text("utf-8") for part in ("lib", "events", name)
+    ]
     text = "\n".join(parts)
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 

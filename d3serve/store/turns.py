@@ -142,7 +142,8 @@ class TurnStore:
     def fail(self, lease: str, job_id: str, error: JobError, usage: Usage | None = None) -> bool:
         """End a job with an error; False when it is no longer this lease's to end."""
         told = usage.model_dump_json() if usage else ""
-        return bool(self._run("commit", lease, job_id, "failed", error.model_dump_json(), told, 0, "", ""))
+        text = error.model_dump_json(exclude_none=True)
+        return bool(self._run("commit", lease, job_id, "failed", text, told, 0, "", ""))
 
     def free(self, lease: str, mode: Literal["back", "lost"], warm: Sequence[str] = ()) -> Freed:
         """End the lease; what is unfinished waits again, as given back unharmed or as a lost attempt."""

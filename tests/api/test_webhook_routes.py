@@ -1,30 +1,28 @@
 """Webhook endpoints, secrets and the delivery log over HTTP; jobs whose events could never arrive."""
 
+import json
 import socket
 from dataclasses import replace
 
 import pytest
 
+from d3serve.api import webhooks
 from d3serve.api_keys import PUBLIC_TENANT
-from d3serve.store.hooks import Delivery
+from d3serve.store.hooks import Try
+from d3serve.worker.webhooks import after
 
 pytestmark = pytest.mark.anyio
 BODY = {"model": "jev-latest", "state": "hello", "questions": {"q": {"type": "noul", "instructions": "x"}}}
 URL = "https://hooks.example.com/in"
+TENANTS = (PUBLIC_TENANT, "another")
 
 
 @pytest.fixture(autouse=True)
-def names(monkeypatch):
-    """No test asks a real name server."""
-    table = {"hooks.example.com": "93.184.215.14", "private.example.com": "10.0.0.1"}
-    real = socket.getaddrinfo
+def no_lookups(monkeypatch):
+    """The API never asks a name server on a client's word."""
 
-    def getaddrinfo(host, port, **options):
-        if host.endswith("example.com"):
-            if host not in table:
-                raise socket.gaierror(socket.EAI_NONAME, "unknown")
-            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (table[host], port))]
-        return real(host, port, **options)
+    def getaddrinfo(host, *_, **__):
+        raise AssertionError(f"{host} was looked up")
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
@@ -65,7 +63,7 @@ async def test_a_job_may_name_an_endpoint_that_exists(client):
 
 HOSTILE = [
     "https://127.0.0.1/", "https://10.0.0.1/", "https://169.254.169.254/latest/", "https://[::ffff:127.0.0.1]/",
-    "https://2130706433/", "https://private.example.com/", "https://localhost/", "ftp://hooks.example.com/",
+    "https://2130706433/", "https://192.0.0.192/", "https://localhost/", "ftp://hooks.example.com/",
     "http://hooks.example.com/", "https://u:p@hooks.example.com/", "https://hooks.example.com:22/", "nonsense", "",
     "https://a..b/",
 ]  # fmt: skip
@@ -89,11 +87,22 @@ async def test_a_job_cannot_name_an_endpoint_that_is_not_there(client):
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, "job.webhook.endpoint_id")
 
 
-async def test_a_name_that_does_not_resolve_now_may_do_so_later(client):
-    answer = await client.post(
-        "/v1/jobs", json=BODY | {"job": {"webhook": {"url": "https://new.example.com/"}}}
-    )
+@pytest.mark.parametrize("host", ["new.example.com", "private.example.com", "vm", "metadata.google.internal"])
+async def test_a_name_is_accepted_whatever_it_leads_to(host, client):
+    answer = await client.post("/v1/jobs", json=BODY | {"job": {"webhook": {"url": f"https://{host}/"}}})
     assert answer.status_code == 202
+
+
+async def test_a_tenant_whose_receivers_take_nothing_may_not_fill_the_server(client, monkeypatch, app):
+    hooked = BODY | {"job": {"webhook": {"url": URL}}}
+    monkeypatch.setattr(webhooks, "MAX_OPEN_BYTES", 2**20)
+    await app.state.parts.hooks.open_delivery(PUBLIC_TENANT, "job.failed", URL, None, "x" * 2**20)
+    refused = await client.post("/v1/jobs", json=hooked)
+    assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
+    assert refused.json()["error"]["field"] == "job.webhook"
+    assert "1 MiB of webhook events wait" in refused.json()["detail"]
+    assert refused.headers["retry-after"] == "60"
+    assert (await client.post("/v1/jobs", json=BODY)).status_code == 202
 
 
 @pytest.mark.parametrize(
@@ -120,30 +129,64 @@ async def test_a_test_event_is_due_at_once_and_its_log_can_be_read(client, app):
     (listed,) = (await client.get("/v1/webhook-deliveries")).json()["data"]
     assert listed["event"] == "webhook.test"
     assert listed["state"] == "pending"
-    assert "body" not in listed
-    assert "tenant" not in listed
+    assert not {"data", "body", "tenant"} & set(listed)
+    body = json.loads((await hooks.delivery(listed["id"])).body)
+    assert (body["type"], body["data"]) == ("webhook.test", {})
 
 
-async def test_a_dead_delivery_is_sent_again_on_request(client, app):
+async def test_two_tests_of_one_request_id_are_two_deliveries(client):
+    endpoint = (await client.post("/v1/webhook-endpoints", json={"url": URL})).json()
+    path, headers = f"/v1/webhook-endpoints/{endpoint['id']}/test", {"X-Request-Id": "mine"}
+    ids = {(await client.post(path, headers=headers)).json()["id"] for _ in range(2)}
+    assert len(ids) == 2
+
+
+async def test_a_dead_delivery_is_sent_again_on_request_by_a_new_schedule(client, app):
     hooks = app.state.parts.hooks
-    dead = Delivery("msg_1", PUBLIC_TENANT, "job_1", "job.failed", URL, None, "{}", 1.0, state="dead")
-    await hooks.put(dead)
-    await hooks.put(replace(dead, id="msg_2", tenant="another"))
+    mine, theirs = [await hooks.open_delivery(tenant, "job.failed", URL, None, "{}") for tenant in TENANTS]
+    tries = tuple(Try(1.0, 500, "the receiver answered 500", 1) for _ in range(10))
+    for one in (mine, theirs):
+        await hooks.settle(replace(one, state="dead", next_try_at=None, tries=tries))
     for query, ids in (
-        ("", ["msg_1"]),
-        ("?state=dead", ["msg_1"]),
+        ("", [mine.id]),
+        ("?state=dead", [mine.id]),
         ("?state=delivered", []),
         ("?job_id=x", []),
     ):
         listed = (await client.get("/v1/webhook-deliveries" + query)).json()["data"]
         assert [one["id"] for one in listed] == ids
     assert await hooks.claim(10, 30) == []
-    again = await client.post("/v1/webhook-deliveries/msg_1/redeliver")
+    again = await client.post(f"/v1/webhook-deliveries/{mine.id}/redeliver")
     assert (again.status_code, again.json()["state"]) == (202, "pending")
-    assert await hooks.claim(10, 30) == ["msg_1"]
-    assert (await client.post("/v1/webhook-deliveries/msg_2/redeliver")).status_code == 404, (
-        "another tenant's"
-    )
+    assert await hooks.claim(10, 30) == [mine.id]
+    due = await hooks.delivery(mine.id)
+    assert after(due, tries[0], None, now_s=0.0).next_try_at < 10, "it goes on where it had ended"
+    another = await client.post(f"/v1/webhook-deliveries/{theirs.id}/redeliver")
+    assert another.status_code == 404, "another tenant's"
+
+
+async def test_what_is_no_longer_kept_cannot_be_sent_again(client, app):
+    hooks = app.state.parts.hooks
+    made = await hooks.open_delivery(PUBLIC_TENANT, "job.failed", URL, None, "{}")
+    await hooks.settle(replace(made, state="delivered", next_try_at=None))
+    refused = await client.post(f"/v1/webhook-deliveries/{made.id}/redeliver")
+    assert (refused.status_code, refused.json()["code"]) == (410, "event_erased")
+    assert "no longer kept" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("kind", ["test", "redeliver"])
+async def test_a_caller_aims_only_so_many_requests_a_minute_at_a_receiver(kind, client, app, monkeypatch):
+    monkeypatch.setattr(webhooks, "SENDINGS_PER_MINUTE", 3)
+    endpoint = (await client.post("/v1/webhook-endpoints", json={"url": URL})).json()
+    made = await app.state.parts.hooks.open_delivery(PUBLIC_TENANT, "job.failed", URL, None, "{}")
+    path = {
+        "test": f"/v1/webhook-endpoints/{endpoint['id']}/test",
+        "redeliver": f"/v1/webhook-deliveries/{made.id}/redeliver",
+    }[kind]
+    answers = [await client.post(path) for _ in range(4)]
+    assert [one.status_code for one in answers] == [202, 202, 202, 429]
+    assert answers[-1].json()["code"] == "rate_limited"
+    assert 0 < int(answers[-1].headers["retry-after"]) <= 60
 
 
 async def test_the_secret_for_urls_in_jobs_stays_the_same(client):

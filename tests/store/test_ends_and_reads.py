@@ -103,7 +103,7 @@ class TestCommit:
         assert stalled.progress(old.lease, "deciding", [job_id]) == set()
         assert (await table.jobs.get(job_id, "me")).progress.stage == "preparing"
 
-    @pytest.mark.sabotage("commit", "post_webhook(id, j.hook_events, status, now)", "")
+    @pytest.mark.sabotage("commit", "post_event(id, status, now, error_json)", "")
     async def test_the_webhook_outbox_is_written_with_the_status(self, table, make_response):
         heard = await table.submit(webhook={"url": "https://example.com/h"})
         deaf = await table.submit(webhook={"url": "https://example.com/h", "events": ["job.failed"]})
@@ -112,7 +112,7 @@ class TestCommit:
         turn = worker.claim(1)
         for job in turn.jobs:
             worker.succeed(turn.lease, job.id, make_response())
-        assert table.redis.zrange(table.key("hooks_due"), 0, -1) == [f"{heard}:job.succeeded"]
+        assert table.redis.zrange(table.key("hooks_due"), 0, -1) == [f"msg_{heard.removeprefix('job_')}_1"]
         assert (await table.jobs.get(deaf, "me")).webhook["url"] == "https://example.com/h"
 
     @pytest.mark.sabotage("commit", "redis.call('ZREMRANGEBYSCORE', need, '-inf', int(now_ms()))", "")

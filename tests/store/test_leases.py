@@ -49,7 +49,9 @@ class TestSentTwice:
         assert stats.finished == {"succeeded": 1, "canceled": 1}
         assert (await table.jobs.get(submitted.job_id, "me")).attempt == 1
         assert [(lane.queued_jobs, lane.queued_tokens) for lane in stats.lanes.values()] == [(0, 0)] * 2
-        assert table.redis.zrange(table.key("hooks_due"), 0, -1) == [f"{submitted.job_id}:job.succeeded"]
+        assert table.redis.zrange(table.key("hooks_due"), 0, -1) == [
+            f"msg_{submitted.job_id.removeprefix('job_')}_1"
+        ]
 
     @pytest.mark.sabotage("submit", "if redis.call('EXISTS', K('job', id)) == 1 then", "if false then")
     async def test_a_submit_sent_again_when_its_job_already_runs_leaves_it_alone(self, table, monkeypatch):
@@ -141,7 +143,7 @@ class TestHearing:
         table.worker().claim(1)
         assert (await table.jobs.submit(make_request("b"), tenant="me")).wake
 
-    @pytest.mark.sabotage("commit", "  post_webhook(id, j.hook_events, status, now)\n  tell(id, status)", "")
+    @pytest.mark.sabotage("commit", "  post_event(id, status, now, error_json)\n  tell(id, status)", "")
     async def test_who_waits_hears_of_the_end_and_need_not_look(self, table, make_response, monkeypatch):
         job_id = await table.submit()
         await self.ends(table, job_id, monkeypatch, self.succeed, make_response())

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from d3serve.errors import NotFound
-from d3serve.schemas import JobError
-from d3serve.store import hooks as hooks_module
-from d3serve.store.hooks import Delivery
+from d3serve.errors import EventErased, NotFound
+from d3serve.store.hooks import Try
 from d3serve.store.keys import Keys
 
 pytestmark = pytest.mark.anyio
+KEEP_S = 7 * 86_400
+LOGGED = 10_000
 
 
 @pytest.fixture
@@ -19,88 +19,143 @@ def key(settings):
     return Keys(settings.namespace)
 
 
-def delivery(name="msg_1", **changes):
-    """A delivery of the tenant `acme`, due at once."""
-    made = Delivery(
-        id=name, tenant="acme", job_id="job_1", event="job.failed", url="https://x.example/", endpoint_id=None,
-        body="{}", created_at=0.0, next_try_at=0.0,
-    )  # fmt: skip
-    return replace(made, **changes)
+@pytest.fixture
+def opened(hooks):
+    """Makes a delivery of a tenant, due at once."""
+
+    async def make(tenant="acme", *, endpoint_id=None, data="{}", url="https://x.example/"):
+        return await hooks.open_delivery(tenant, "job.failed", url, endpoint_id, data)
+
+    return make
 
 
-async def test_a_delivery_and_its_place_in_the_log_end(hooks, raw_redis, key):
-    await hooks.put(delivery())
-    for name in (key("hook", "msg_1"), key("hooks_of", "acme")):
-        assert 0 < raw_redis.ttl(name) <= hooks_module.KEEP_S
+def ended(delivery, state):
+    return replace(delivery, state=state, next_try_at=None, tries=(Try(1.0, 500, "x", 1),))
 
 
-async def test_the_log_of_a_tenant_has_a_bound_and_keeps_the_newest(hooks, monkeypatch):
-    monkeypatch.setattr(hooks_module, "MAX_LOGGED", 3)
-    for number in range(6):
-        await hooks.put(delivery(f"msg_{number}", created_at=float(number)))
-    assert [one.id for one in await hooks.deliveries("acme")] == ["msg_5", "msg_4", "msg_3"]
+async def test_an_event_lasts_seven_days_and_its_line_seven_more(opened, hooks, raw_redis, key):
+    made = await opened()
+    assert KEEP_S - 60 < raw_redis.ttl(key("told", made.id)) <= KEEP_S
+    assert KEEP_S - 60 < raw_redis.ttl(key("hooks_of", "acme")) <= KEEP_S
+    assert raw_redis.ttl(key("delivery", made.id)) == -1, "its line goes before it is settled"
+    await hooks.settle(ended(made, "dead"))
+    assert KEEP_S - 60 < raw_redis.ttl(key("delivery", made.id)) <= KEEP_S
 
 
-async def test_a_delivery_is_its_tenants_alone(hooks):
-    await hooks.put(delivery())
-    assert (await hooks.delivery("msg_1", "acme")).id == "msg_1"
+@pytest.mark.parametrize(("state", "kept"), [("delivered", False), ("dead", True), ("disabled", True)])
+async def test_only_what_no_receiver_has_taken_is_kept(state, kept, opened, hooks):
+    made = await opened(data='{"a":1}')
+    await hooks.settle(ended(made, state))
+    shown = await hooks.delivery(made.id)
+    assert (shown.state, shown.data, len(shown.tries)) == (state, '{"a":1}' if kept else None, 1)
+    if kept:
+        again = await hooks.redeliver(made.id, "acme")
+        assert (again.body, again.schedule_from) == (made.body, 1)
+        assert await hooks.claim(10, 1.0) == [made.id]
+    else:
+        with pytest.raises(EventErased, match="delivered delivery is no longer kept"):
+            await hooks.redeliver(made.id, "acme")
+
+
+async def test_the_bytes_that_wait_are_counted_exactly(opened, hooks):
+    one, two = await opened(data='{"a":1}'), await opened()
+    other = await opened("another")
+    assert (await hooks.open_bytes("acme"), await hooks.open_bytes("another")) == (9, 2)
+    await hooks.settle(replace(one, tries=(Try(1.0, 500, "x", 1),)))
+    assert await hooks.open_bytes("acme") == 9, "a try changed it"
+    await hooks.settle(ended(one, "dead"))
+    await hooks.settle(ended(one, "dead"))
+    assert await hooks.open_bytes("acme") == 2
+    await hooks.redeliver(one.id, "acme")
+    await hooks.redeliver(one.id, "acme")
+    assert await hooks.open_bytes("acme") == 9
+    for delivery in (one, two, other):
+        await hooks.settle(ended(delivery, "delivered"))
+    assert (await hooks.open_bytes("acme"), await hooks.open_bytes("another")) == (0, 0)
+
+
+async def test_the_log_of_a_tenant_has_a_bound_and_takes_the_keys_along(opened, hooks, raw_redis, key):
+    dead, waiting = await opened(), await opened()
+    await hooks.settle(ended(dead, "dead"))
+    later = await hooks.now_s() * 1000 + 60_000
+    for start in range(0, LOGGED, 1_000):
+        raw_redis.zadd(key("hooks_of", "acme"), {f"msg_{n}": later + n for n in range(start, start + 1_000)})
+    newest = await opened()
+    assert raw_redis.zcard(key("hooks_of", "acme")) == LOGGED
+    for name in ("delivery", "told"):
+        assert not raw_redis.exists(key(name, dead.id)), "it is no longer listed, and still kept"
+        assert raw_redis.exists(key(name, newest.id)) == raw_redis.exists(key(name, waiting.id)) == 1
+    await hooks.settle(ended(waiting, "dead"))
+    assert not raw_redis.exists(key("delivery", waiting.id), key("told", waiting.id))
+
+
+async def test_a_delivery_is_its_tenants_alone(opened, hooks):
+    made = await opened()
+    assert (await hooks.delivery(made.id, "acme")).id == made.id
     with pytest.raises(NotFound):
-        await hooks.delivery("msg_1", "another")
+        await hooks.delivery(made.id, "another")
+    with pytest.raises(NotFound):
+        await hooks.redeliver(made.id, "another")
     assert await hooks.deliveries("another") == []
 
 
-async def test_a_secret_signs_for_a_day_after_the_next_one_has_come(hooks):
+async def test_a_secret_signs_for_a_day_after_the_next_one_has_come(opened, hooks):
     old = await hooks.add_endpoint("acme", "https://x.example/", [])
     rotated = await hooks.rotate_secret("acme", old.id)
-    due = delivery(endpoint_id=old.id)
-    assert await hooks.signing_secrets(due) == [secret for secret, _ in rotated.secrets]
+    due = await opened(endpoint_id=old.id)
+    assert (await hooks.target(due)).secrets == [secret for secret, _ in rotated.secrets]
     newest, (second, until) = rotated.secrets
     assert until == pytest.approx(await hooks.now_s() + 86_400, abs=5)
     await hooks.save_endpoint(replace(rotated, secrets=(newest, (second, until - 86_401))))
-    assert await hooks.signing_secrets(due) == [newest[0]]
+    assert (await hooks.target(due)).secrets == [newest[0]]
 
 
-async def test_what_is_due_is_claimed_once_until_its_lease_runs_out(hooks):
-    await hooks.put(delivery())
-    assert await hooks.claim(10, 0.2) == ["msg_1"]
-    assert await hooks.claim(10, 0.2) == []
-    await hooks.postpone("msg_1", -1.0)
-    assert await hooks.claim(10, 0.2) == ["msg_1"]
+async def test_what_is_due_is_claimed_once_until_its_lease_runs_out(opened, hooks):
+    made = await opened()
+    assert await hooks.claim(10, 30.0) == [made.id]
+    assert await hooks.claim(10, 30.0) == []
+    await hooks.postpone(made.id, -1.0)
+    assert await hooks.claim(10, 30.0) == [made.id]
 
 
-async def test_what_was_settled_meanwhile_is_not_postponed_into_life(hooks):
-    await hooks.put(delivery())
-    await hooks.drop("msg_1")
-    await hooks.postpone("msg_1", -1.0)
+async def test_what_was_settled_meanwhile_is_not_postponed_into_life(opened, hooks):
+    made = await opened()
+    await hooks.settle(ended(made, "delivered"))
+    await hooks.postpone(made.id, -1.0)
     assert await hooks.claim(10, 1.0) == []
 
 
-async def test_an_event_leaves_the_outbox_as_its_delivery_comes(hooks, raw_redis, key):
-    raw_redis.zadd(key("hooks_due"), {"job_1:job.failed": 1})
-    await hooks.put(delivery(), instead_of="job_1:job.failed")
-    assert raw_redis.zrange(key("hooks_due"), 0, -1) == ["msg_1"]
-    await hooks.put(delivery(state="delivered", next_try_at=None))
-    assert raw_redis.zcard(key("hooks_due")) == 0
+async def test_a_sender_that_slept_cannot_undo_what_another_has_settled(opened, hooks):
+    made = await opened()
+    assert await hooks.settle(ended(made, "delivered"))
+    late = replace(made, next_try_at=0.0, tries=(Try(1.0, None, "no answer", 1),))
+    assert not await hooks.settle(late)
+    assert not await hooks.settle(ended(made, "dead"))
+    assert (await hooks.delivery(made.id)).state == "delivered"
+    assert await hooks.claim(10, 1.0) == []
 
 
-async def test_what_is_due_for_an_endpoint_that_is_gone_dies_unsent(hooks, sender, make_receiver):  # noqa: ARG001
+async def test_what_is_due_for_an_endpoint_that_is_gone_dies_unsent(opened, hooks, sender, make_receiver):  # noqa: ARG001
     receiver = make_receiver()
     endpoint = await hooks.add_endpoint("acme", receiver.url, [])
     await hooks.delete_endpoint("acme", endpoint.id)
-    await hooks.put(delivery(url=receiver.url, endpoint_id=endpoint.id))
+    made = await opened(url=receiver.url, endpoint_id=endpoint.id)
     async with asyncio.timeout(15):
-        while (kept := await hooks.delivery("msg_1")).state == "pending":  # noqa: ASYNC110 # in Redis
+        while (kept := await hooks.delivery(made.id)).state == "pending":  # noqa: ASYNC110 # in Redis
             await asyncio.sleep(0.02)
     assert (kept.state, kept.tries) == ("dead", ())
     assert receiver.got == []
 
 
-@pytest.mark.usefixtures("sender")
-async def test_a_job_that_fails_again_after_a_retry_is_told_of_again(finish_job, store, turns, make_receiver):
-    receiver = make_receiver()
-    job_id = await finish_job({"url": receiver.url}, failed=True)
-    await asyncio.to_thread(receiver.wait_for, 1)
-    await store.retry(job_id, "acme")
-    assert turns.fail(turns.claim(1).lease, job_id, JobError(code="device_error", message="broken"))
-    await asyncio.to_thread(receiver.wait_for, 2)
-    assert len({got.headers["webhook-id"] for got in receiver.got}) == 2
+async def test_a_redelivery_goes_where_the_endpoint_has_moved(opened, hooks, sender, make_receiver):  # noqa: ARG001
+    old, new = make_receiver((410, {})), make_receiver()
+    endpoint = await hooks.add_endpoint("acme", old.url, [])
+    made = await opened(url=old.url, endpoint_id=endpoint.id)
+    async with asyncio.timeout(15):
+        while (await hooks.delivery(made.id)).state != "disabled":  # noqa: ASYNC110 # in Redis
+            await asyncio.sleep(0.02)
+    await hooks.save_endpoint(replace(endpoint, url=new.url))
+    await hooks.redeliver(made.id, "acme")
+    await asyncio.to_thread(new.wait_for, 1)
+    assert new.got[0].body == old.got[0].body
+    assert (await hooks.endpoint("acme", endpoint.id)).disabled_reason is None

@@ -1,7 +1,13 @@
--- DELETE: erase a job that is not running; its tombstone stays. ARGV: id, tenant. Answers {1}, {-1} or {0, status}.
+-- DELETE: erase a job that is not running, and what its webhook deliveries hold; its tombstone stays.
+-- Of a job that has expired the deliveries are left to erase. ARGV: id, tenant. Answers {1}, {-1} or {0, status}.
 local id = ARGV[1]
+drain()
 local j = read(id, 'status', 'tenant', 'group', 'tomb_ms')
 if j.tenant ~= ARGV[2] then
+  local owner = string.match(redis.call('GET', K('gone', id)) or '', '^%S+ (.*)$')
+  if not j.tenant and owner == ARGV[2] then
+    erase_events(id)
+  end
   return {-1}
 elseif j.status == 'running' then
   return {0, j.status}
@@ -12,6 +18,7 @@ end
 redis.call('DEL', K('job', id), K('body', id), K('res', id))
 redis.call('ZREM', K('jobs', j.tenant), id)
 release_state(j.group, id, nil)
+erase_events(id)
 bury(id, j.tenant, now_ms(), j.tomb_ms)
 tell(id, 'deleted')
 return {1}

@@ -124,17 +124,12 @@ local function bury(id, tenant, expires, ttl_ms)
   redis.call('SET', K('gone', id), int(expires) .. ' ' .. tenant, 'PX', int(ttl_ms))
 end
 
-local function post_webhook(id, events, status, now)
-  local event = 'job.' .. status
-  if events and (events == '*' or string.find(events, ',' .. event .. ',', 1, true)) then
-    redis.call('ZADD', K('hooks_due'), int(now), id .. ':' .. event)
-  end
-end
+local post_event -- in events.lua, which comes next
 
 -- The only way into a final status: TTLs, tombstone, counters, outbox and waiters in the same step.
 local function finish(id, status, now, error_json)
   local job = K('job', id)
-  local j = read(id, 'group', 'tenant', 'ttl_ms', 'tomb_ms', 'hook_events', 'lease')
+  local j = read(id, 'group', 'tenant', 'ttl_ms', 'tomb_ms', 'lease')
   local expires = now + j.ttl_ms
   redis.call('HSET', job, 'status', status, 'finished', int(now), 'expires', int(expires))
   if error_json then
@@ -154,7 +149,7 @@ local function finish(id, status, now, error_json)
     redis.call('SREM', K('leasejobs', j.lease), id)
   end
   redis.call('HINCRBY', K('finished'), status, 1)
-  post_webhook(id, j.hook_events, status, now)
+  post_event(id, status, now, error_json)
   tell(id, status)
 end
 
