@@ -58,22 +58,17 @@ class DecisionEngine:
         self,
         *,
         info: ModelInfo,
-        identity: str,
         config: DecisionConfig,
         tokenizer: PromptTokenizer | RemoteFormat,
         backbone: Backbone,
         cache: StateCache,
         pass_rows: int = LONGEST_PASS,
     ) -> None:
-        """Assemble an engine from its parts.
-
-        `identity` tells checkpoints apart in state keys; no pass has more than `pass_rows` rows.
-        """
+        """Assemble an engine from its parts; no pass has more than `pass_rows` rows."""
         self.info = info
         self.backbone = backbone
         self.cache = cache
         self.pass_rows = pass_rows
-        self._identity = identity
         self._config = config
         self._tokenizer = tokenizer
         self._shape = backbone.attention_shape(causal=config.attention_mode == "causal")
@@ -120,10 +115,9 @@ class DecisionEngine:
         weights = _weights(folder, geometry, where, kind, quantization, at_random=load_format == "random")
         plan = _plan_memory(geometry, kind, where, state_cache_bytes, shares_state=config.shares_state)
         pools = Pools.allocate(geometry, rows=plan.rows, slots=plan.slots, device=where, dtype=kind)
-        info = _describe(package, config, geometry, kind, where, quantization or load_format)
+        read_as = (str(kind), load_format, str(quantization), special_tokens_in_text)
         return cls(
-            info=info,
-            identity=info.identity,
+            info=_describe(package, config, geometry, kind, where, read_as),
             config=config,
             tokenizer=tokenizer,
             backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS),
@@ -190,8 +184,8 @@ class DecisionEngine:
 
     def _state_key(self, state: Tokens, salt: str) -> str:
         digest = hashlib.sha256()
-        for part in (self._identity, str(self._config.prompt_layout), salt):
-            digest.update(f"{len(part.encode())}:{part}".encode())
+        for part in (self.info.identity, salt):
+            digest.update(f"{len(part.encode())}:{part}".encode())  # no salt may run into the state
         digest.update(state.tobytes())
         return digest.hexdigest()
 
@@ -324,13 +318,15 @@ def _describe(
     geometry: Geometry,
     dtype: torch.dtype,
     device: torch.device,
-    form: str,
+    read_as: Sequence[str],
 ) -> ModelInfo:
+    """What is served; the identity covers `read_as` too, on which answers depend as well."""
     max_length = config.max_length or geometry.max_positions
+    identity = ":".join((package.identity, *read_as))
     return ModelInfo(
         name=package.name,
         revision=package.revision,
-        identity=f"{package.identity} {dtype} {form}",  # other numbers are another model's answers
+        identity=hashlib.sha256(identity.encode()).hexdigest()[:32],
         attention_mode=config.attention_mode,
         prompt_layout=config.prompt_layout,
         validated_length=config.validated_length or max_length,

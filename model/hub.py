@@ -24,12 +24,7 @@ from d3serve.model.registry import NO_PUBLIC_LAYOUT, find
 # What a loader reads. Code stays where it is: nothing of a package is executed unless that is asked for.
 NEEDED_FILES = ("*.safetensors", "*.json", "*.jinja")
 CODE_FILES = ("d3_format.py",)
-DESCRIPTIONS = (
-    "MODEL_MANIFEST.json",
-    "decision_config.json",
-    "config.json",
-    "model.safetensors.index.json",
-)
+TOKENIZER_FILES = ("*.txt",)  # vocabulary and merges, where a folder has them beside tokenizer.json
 COMMIT = re.compile(r"[0-9a-f]{40}")
 WHOLE_BYTES = 16 * 2**20  # a file so small is read whole for its digest; of a larger one
 SAMPLES, SAMPLE_BYTES = 256, 4096  # so many pieces: reading 54 GB twice would double the time of a start
@@ -53,8 +48,8 @@ class Package:
         if self.from_hub and self.revision:
             return self.revision
         digest = hashlib.sha256(f"{self.revision or ''}\0".encode())
-        described = [self.folder / name for name in DESCRIPTIONS]
-        for path in (*described, *sorted(self.folder.glob("*.safetensors"))):
+        patterns = (*NEEDED_FILES, *TOKENIZER_FILES, *CODE_FILES)
+        for path in sorted({path for pattern in patterns for path in self.folder.glob(pattern)}):
             if path.is_file():
                 _digest_file(digest, path)
         return digest.hexdigest()
