@@ -7,6 +7,7 @@ that reference stands, which the scripts see to as they do for any state. A swee
 
 import asyncio
 import os
+import re
 import secrets
 import tempfile
 import time
@@ -18,6 +19,7 @@ from typing import Any, Final
 import structlog
 
 from d3serve.errors import StateLost, StorageUnavailable
+from d3serve.private import make_private, opener
 from d3serve.store.connect import AsyncClient
 from d3serve.store.encode import EncodedJob
 from d3serve.store.keys import Keys
@@ -27,6 +29,11 @@ LARGE_BYTES: Final = 256 * 2**10  # smaller ones are cheaper to send than to ask
 GRACE_S: Final = 120.0  # a submission is refused or written long before its file is this old
 SWEEP_EVERY_S: Final = 30.0
 REFERENCE: Final = "@"  # no stored state begins with it
+# What Redis says becomes a path only if it is one that we write: others may write to Redis too.
+FOLDER: Final = re.compile(r"[0-9a-f]{16}")
+OURS: Final = re.compile(  # the last part stands in the names of files that `mend` has not finished
+    REFERENCE + FOLDER.pattern + r"/[0-9a-f]{40}\.[0-9a-f]{16}(\.[0-9a-f]{8})? [0-9]{1,15}"
+)
 SWEEP_AT_ONCE: Final = 1_000
 
 Submit = Callable[[str | bytes], Awaitable[list[Any]]]
@@ -46,9 +53,9 @@ class StateFolder:
         Raises:
             StorageUnavailable: the disk is full, or the folder cannot be written to.
         """
-        name = f"{folder}/{group}.{secrets.token_hex(8)}"
-        self._write(self._root / name, state)
-        return f"{REFERENCE}{name} {len(state)}"
+        reference = f"{REFERENCE}{folder}/{group}.{secrets.token_hex(8)} {len(state)}"
+        self._write(self._path(reference), state)
+        return reference
 
     def mend(self, reference: str, state: bytes) -> None:
         """Store a state again under the name that jobs refer to. Raises like `write`."""
@@ -67,10 +74,10 @@ class StateFolder:
         """The state as it was written.
 
         Raises:
-            StateLost: the file is gone or cut short.
+            StateLost: the file is gone or cut short, or the reference is none of ours.
         """
-        with suppress(OSError):
-            text = self._path(reference).read_bytes()
+        with suppress(OSError), open(self._path(reference), "rb", opener=opener) as file:
+            text = file.read()
             if len(text) == _size(reference):
                 return text.decode()
         raise StateLost("the state of this job is no longer in the folder of states; submit it again")
@@ -85,17 +92,20 @@ class StateFolder:
             settled_before = _file_time(self._root / folder) - GRACE_S
             for entry in entries:
                 with suppress(FileNotFoundError):  # another process sweeps too
-                    found = entry.stat()
-                    if found.st_mtime < settled_before:
-                        yield f"{REFERENCE}{folder}/{entry.name} {found.st_size}"
+                    found = entry.stat(follow_symlinks=False)
+                    reference = f"{REFERENCE}{folder}/{entry.name} {found.st_size}"
+                    if found.st_mtime < settled_before and OURS.fullmatch(reference):
+                        yield reference
 
     def _path(self, reference: str) -> Path:
+        if not OURS.fullmatch(reference):
+            raise StateLost("the job table refers to a state in a file that d3serve never wrote")
         return self._root / reference[len(REFERENCE) :].rpartition(" ")[0]
 
     def _write(self, path: Path, state: bytes) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(path, "xb", opener=_private) as file:
+            make_private(path.parent)
+            with open(path, "xb", opener=opener) as file:
                 file.write(state)
                 file.flush()
                 os.fsync(file.fileno())
@@ -103,10 +113,6 @@ class StateFolder:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
             raise StorageUnavailable(f"the state cannot be stored: {error.strerror}") from error
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _file_time(folder: Path) -> float:
@@ -171,7 +177,11 @@ class LargeStates:
                 await asyncio.to_thread(self._files.remove, reference)
 
     async def _mend(self, kept: str, job: EncodedJob) -> None:
-        if self._files is not None and kept.startswith(REFERENCE) and not self._files.holds(kept):
+        if self._files is None or not kept.startswith(REFERENCE):
+            return
+        if not OURS.fullmatch(kept):
+            log.error("state.foreign_reference", group=job.group)
+        elif not self._files.holds(kept):
             log.warning("state.mended", group=job.group)
             await asyncio.to_thread(self._files.mend, kept, job.state)
 
@@ -182,5 +192,8 @@ class LargeStates:
         """The folder of this queue: another queue that shares the root must not sweep ours."""
         if not self._folder:
             await self._client.set(self._key("folder"), secrets.token_hex(8), nx=True)
-            self._folder = str(await self._client.get(self._key("folder")))
+            name = str(await self._client.get(self._key("folder")))
+            if not FOLDER.fullmatch(name):
+                raise StorageUnavailable("the job table names a folder of states that d3serve never made")
+            self._folder = name
         return self._folder

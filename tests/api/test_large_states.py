@@ -91,3 +91,26 @@ async def test_every_api_process_and_worker_of_one_folder_sees_the_same_state(fo
     worker = TurnStore.open(folder, "hand:1")
     assert [decode_state(job.state) == state_of(1) for job in worker.claim(1).jobs] == [True, True]
     worker.close()
+
+
+async def test_who_writes_to_redis_gets_no_files_of_the_api(folder, api_process, raw_redis, tmp_path):
+    """The same attacks on the store itself: tests/store/test_states.py."""
+    body = {"model": "jev-latest", "state": state_of(1), "questions": QUESTIONS}
+    async with httpx.AsyncClient(base_url=api_process[1], timeout=30) as client:
+        assert (await client.post("/v1/jobs", json=body)).status_code == 202
+        [name] = raw_redis.keys("*:st:*")
+        raw_redis.set(name, "@../../planted 5")
+        assert (await client.post("/v1/jobs", json=body)).status_code == 202
+    assert [path.name for path in tmp_path.parent.rglob("planted*")] == []
+    worker = TurnStore.open(folder, "hand:1")
+    assert [job.state for job in worker.claim(1).jobs] == [None, None]
+    worker.close()
+
+
+async def test_a_forged_folder_of_states_refuses_large_states_alone(api_process, raw_redis):
+    raw_redis.set("d3:{default}:folder", "../../elsewhere")
+    large = {"model": "jev-latest", "state": state_of(1), "questions": QUESTIONS}
+    async with httpx.AsyncClient(base_url=api_process[1], timeout=30) as client:
+        refused = await client.post("/v1/jobs", json=large)
+        assert (refused.status_code, refused.json()["code"]) == (503, "storage_unavailable")
+        assert (await client.post("/v1/jobs", json=large | {"state": "small"})).status_code == 202

@@ -250,6 +250,81 @@ async def test_a_disk_that_fills_up_leaves_no_piece_of_a_state(shelf, monkeypatc
     assert shelf.files() == []
 
 
+FORGED = [
+    "@../../victim/file 6",
+    "@/etc/hostname 6",
+    f"@{'0' * 16}/../../victim/file 6",
+    f"@{'0' * 16}/{'0' * 40}.{'0' * 16}/../../../victim/file 6",
+    f"@../victim/{'0' * 40}.{'0' * 16} 6",
+    f"@{'0' * 16}/{'0' * 40}.{'0' * 16}",
+    f"@{'0' * 16}/{'0' * 40}.{'0' * 16} -1",
+    f"@{'0' * 16}/{'0' * 40}.{'0' * 16} 6\n",
+    f"@{'A' * 16}/{'0' * 40}.{'0' * 16} ٦",
+    "@",
+]
+
+
+def victim_of(shelf):
+    """A file beside the folder of states, which nobody who writes to Redis may have read, written or removed."""
+    victim = shelf.root.parent / "victim" / "file"
+    victim.parent.mkdir(exist_ok=True)
+    victim.write_text("secret")
+    os.utime(victim, (0, 0))
+    return victim
+
+
+@pytest.mark.parametrize("reference", FORGED)
+async def test_a_forged_reference_is_neither_read_nor_written_nor_removed(shelf, reference):
+    victim = victim_of(shelf)
+    await shelf.submit()
+    [name] = shelf.table.redis.keys("*:st:*")
+    shelf.table.redis.set(name, reference)
+    everything = sorted(shelf.root.parent.rglob("*"))
+    await shelf.submit()
+    worker = shelf.worker()
+    turn = worker.claim(1)
+    assert [job.state for job in turn.jobs] == [None, None]
+    assert sorted(shelf.root.parent.rglob("*")) == everything
+    shelf.age()
+    await shelf.sweep()
+    assert victim.read_text() == "secret"
+
+
+@pytest.mark.parametrize(
+    "name", ["../victim", "/etc", ".", "", "0" * 15, "0" * 17, "G" * 16, "0" * 16 + "\n"]
+)
+async def test_a_forged_folder_is_neither_written_to_nor_swept(shelf, name):
+    victim = victim_of(shelf)
+    shelf.table.redis.set(shelf.table.key("folder"), name)
+    with pytest.raises(StorageUnavailable, match="folder of states that d3serve never made"):
+        await shelf.submit()
+    with pytest.raises(StorageUnavailable):
+        await shelf.sweep()
+    assert victim.read_text() == "secret"
+    assert shelf.files() == []
+
+
+async def test_a_link_in_the_folder_is_not_followed(shelf):
+    victim = victim_of(shelf)
+    await shelf.submit()
+    [path] = shelf.files()
+    victim.write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to(victim)
+    assert [job.state for job in shelf.worker().claim(1).jobs] == [None]
+
+
+async def test_the_sweep_leaves_files_that_are_not_ours_and_takes_what_a_killed_mend_left(shelf):
+    await shelf.submit()
+    [path] = shelf.files()
+    note, spare = path.with_name("notes.txt"), path.with_name(f"{path.name}.{'0' * 8}")
+    note.write_text("kept")
+    spare.write_text("left")
+    shelf.age()
+    await shelf.sweep()
+    assert sorted(shelf.files()) == sorted([path, note])
+
+
 class TestBroken:
     """The same guarantees on code without the line that gives each: every one of these must fail."""
 
