@@ -51,6 +51,4 @@ class ServedModels:
 
 def configured_name(settings: Settings) -> str:
     """What a worker will call the configured model: a Hub id as it is, a folder by its name (not its path)."""
-    folder = Path(settings.model).expanduser()
-    is_folder = settings.model.startswith(("/", ".", "~")) or folder.is_dir()
-    return folder.resolve().name if is_folder else settings.model
+    return Path(settings.model).resolve().name if settings.model.startswith("/") else settings.model

@@ -1,5 +1,10 @@
 """`python -m d3serve` is the `d3serve` command."""
 
+import sys
+
+if not sys.flags.safe_path:
+    sys.path.pop(0)  # the current folder, which -m puts first: a celery.py or json.py there is not meant
+
 from d3serve.cli import main
 
 main()

@@ -9,6 +9,7 @@ file it stops the server.
 import fcntl
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
@@ -23,6 +24,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from d3serve.errors import BrokerUnavailable
+from d3serve.private import make_private, open_private
 from d3serve.redis_url import unix_url
 from d3serve.settings import Settings
 from d3serve.store.connect import check_server
@@ -31,6 +33,7 @@ START_S = 10.0
 STOP_S = 10.0
 LOCK_S = 5.0
 MAX_SOCKET_PATH = 100  # the kernel takes 103 bytes on macOS, 107 on Linux
+ANOTHER = "choose another with --data-dir (D3SERVE_DATA_DIR)"
 
 # Reads until the parent is gone, then asks the server to stop, which writes out its append-only file.
 # The server itself must not inherit the pipe, or the pipe would never end.
@@ -62,7 +65,7 @@ class EmbeddedBroker:
     """One server on `<data_dir>`; `url` reaches it and `pid` is the server's own."""
 
     def __init__(self, data_dir: Path, max_memory_bytes: int, binary: Path | None = None) -> None:
-        self._dir = data_dir.expanduser().resolve()  # the server runs inside it
+        self._dir = data_dir.resolve()  # the server runs inside it
         self._max_memory_bytes = max_memory_bytes
         self._binary = binary or find_server()
         self._guard: subprocess.Popen[bytes] | None = None
@@ -79,20 +82,18 @@ class EmbeddedBroker:
         """Start the server and return when it answers.
 
         Raises:
-            BrokerUnavailable: another one uses the data directory, it cannot be written, or the server did not
-                answer in 10 s.
+            BrokerUnavailable: another one uses the data directory, it cannot be written or others may write to it,
+                or the server did not answer in 10 s.
         """
         try:
-            self._dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            (self._dir / "broker.lock").touch()
+            make_private(self._dir)
         except OSError as error:
-            raise BrokerUnavailable(
-                f"cannot write to {self._dir}: {error.strerror}; choose another with --data-dir (D3SERVE_DATA_DIR)"
-            ) from None
-        if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
-            self._socket_dir = Path(tempfile.mkdtemp(prefix="d3serve-"))
-            self.socket = self._socket_dir / "valkey.sock"
-        with self._lock() as lock, (self._dir / "valkey.log").open("ab") as log:
+            raise _unwritable(self._dir, error) from None
+        _require_ours(self._dir)
+        with self._file("broker.lock") as lock, self._file("valkey.log") as log:
+            self._hold(lock)
+            if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
+                self._shorten_socket()
             self._launch(lock, log)
         try:
             self._await_ready()
@@ -116,20 +117,34 @@ class EmbeddedBroker:
         if self._socket_dir is not None:
             shutil.rmtree(self._socket_dir, ignore_errors=True)
 
-    @contextmanager
-    def _lock(self) -> Iterator[IO[bytes]]:
-        """Hold the data directory; the server inherits the lock, so an orphan would still hold it."""
-        with (self._dir / "broker.lock").open("wb") as lock:
-            deadline = time.monotonic() + LOCK_S  # a server whose parent has just died needs a moment
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise BrokerUnavailable(f"another broker uses {self._dir}") from None
-                    time.sleep(0.05)
-            yield lock
+    def _file(self, name: str) -> IO[bytes]:
+        try:
+            return open_private(self._dir / name)
+        except OSError as error:
+            raise _unwritable(self._dir / name, error) from None
+
+    def _hold(self, lock: IO[bytes]) -> None:
+        """Lock the data directory; the server inherits the lock, so an orphan would still hold it."""
+        deadline = time.monotonic() + LOCK_S  # a server whose parent has just died needs a moment
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise BrokerUnavailable(f"another broker uses {self._dir}") from None
+                time.sleep(0.05)
+            else:
+                return
+
+    def _shorten_socket(self) -> None:
+        """Put the socket into a folder of its own: the kernel cuts off the path of one too deep."""
+        self._socket_dir = Path(tempfile.mkdtemp(prefix="d3serve-"))
+        self.socket = self._socket_dir / "valkey.sock"
+        if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
+            self._socket_dir.rmdir()
+            raise BrokerUnavailable(
+                f"{self._dir} and TMPDIR are both too long for a socket, which takes {MAX_SOCKET_PATH} bytes; {ANOTHER}"
+            )
 
     def _launch(self, lock: IO[bytes], log: IO[bytes]) -> None:
         config = {
@@ -162,6 +177,23 @@ class EmbeddedBroker:
         raise BrokerUnavailable(f"the embedded broker did not start in {self._dir}: {tail}")
 
 
+def _unwritable(path: Path, error: OSError) -> BrokerUnavailable:
+    return BrokerUnavailable(f"cannot write to {path}: {error.strerror}; {ANOTHER}")
+
+
+def _require_ours(folder: Path) -> None:
+    """Return when only this user may change what lies in the folder.
+
+    Raises:
+        BrokerUnavailable: others may plant files there, or put theirs in the place of ours.
+    """
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise BrokerUnavailable(f"{folder} belongs to another user; {ANOTHER}, or one inside it")
+    if stat.S_IMODE(found.st_mode) & 0o022:
+        raise BrokerUnavailable(f"other users may write to {folder}: chmod go-w it, or {ANOTHER}")
+
+
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -181,7 +213,7 @@ def running_broker(settings: Settings) -> Iterator[str]:
         check_server(settings)
         yield settings.redis_url
         return
-    broker = EmbeddedBroker(settings.data_dir, settings.broker_max_memory_bytes).start()
+    broker = EmbeddedBroker(settings.data_folder(), settings.broker_max_memory_bytes).start()
     try:
         yield broker.url
     finally:

@@ -19,6 +19,7 @@ from d3serve.local import run_apis, running
 from d3serve.logs import configure_logging
 from d3serve.settings import Settings
 from d3serve.store.connect import server_of
+from d3serve.surroundings import leave_start_folder
 
 app = typer.Typer(
     name="d3serve",
@@ -50,7 +51,9 @@ RedisUrl = Annotated[
 ]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder for the embedded broker's data.")]
+DataDir = Annotated[  # a text: as a Path an empty one would be the current folder
+    str | None, typer.Option(metavar="PATH", help="Folder for the embedded broker's data.")
+]
 ExitWithParent = Annotated[bool, typer.Option(hidden=True)]
 Key = Annotated[str | None, typer.Option(envvar="D3SERVE_API_KEY", help="API key.")]
 Url = Annotated[str, typer.Option(envvar="D3SERVE_URL", help="URL of a running server.")]
@@ -71,6 +74,7 @@ def up(
 ) -> None:
     """Run broker (unless --redis-url is given), API, worker and webhook sender in one process tree."""
     settings = _settings(locals())
+    leave_start_folder()
     with running(settings) as (tree, url):
         console.print(f"d3serve is ready: [bold]{url}[/bold]")
         raise typer.Exit(tree.run())
@@ -89,6 +93,7 @@ def api(
     """Run only the HTTP API."""
     settings = Settings.load(redis_url=redis_url, host=host, port=port, model=model, api_processes=processes)
     server_of(settings)
+    leave_start_folder()
     if fd is None and settings.api_processes > 1:
         raise typer.Exit(run_apis(settings))
     import uvicorn
@@ -118,6 +123,7 @@ def api(
 def webhooks(redis_url: RedisUrl = None, exit_with_parent: ExitWithParent = False) -> None:
     """Run the webhook sender: deliver the events of finished jobs, with retries."""
     settings = _settings(locals(), leave_out=("exit_with_parent",))
+    leave_start_folder()
     from d3serve.worker.webhooks import webhooks_main
 
     if exit_with_parent:
@@ -157,6 +163,7 @@ def worker(
 ) -> None:
     """Run one worker: load the model, then process jobs until stopped."""
     settings = _settings(locals(), leave_out=("exit_with_parent",))
+    leave_start_folder()
     from d3serve.worker.main import worker_main
 
     if exit_with_parent:
@@ -262,6 +269,7 @@ def check(
 def demo(model: Model = None, data_dir: DataDir = None) -> None:
     """Start everything on a free port, post one real job over HTTP, print its answers and stop."""
     settings = Settings.load(model=model, data_dir=data_dir, port=0, log_level="warning")
+    leave_start_folder()
     with running(settings) as (_, url):
         console.print(f"broker, API and worker are up at [bold]{url}[/bold]; POST {url}/v1/jobs:")
         console.print_json(data=REQUEST)

@@ -44,7 +44,7 @@ def running(settings: Settings) -> Iterator[tuple[ProcessTree, str]]:
 def shared_state_dir(settings: Settings) -> Path | None:
     """The folder asked for, else one beside a broker of our own: nobody on another host has its jobs."""
     if settings.state_dir is None and settings.redis_url is None:
-        return settings.data_dir.expanduser().resolve() / "states"
+        return settings.data_folder().resolve() / "states"
     return settings.state_dir
 
 

@@ -18,9 +18,8 @@ DEFAULT_PORT: Final = 6379
 SCHEMES: Final = ("redis", "rediss", "unix", "sentinel")
 FORMS: Final = "redis://[user:password@]host:port/db, rediss://…, unix:///path?db=N or sentinel://host:port,host:port/master/db"
 ESCAPED: Final = "write # as %23, ? as %3F, / as %2F and @ as %40 inside a password or a path"
-TLS_OPTIONS: Final = frozenset(
-    {"ssl_ca_certs", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile"}
-)
+TLS_FILES: Final = frozenset({"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"})
+TLS_OPTIONS: Final = TLS_FILES | {"ssl_cert_reqs", "ssl_check_hostname"}
 
 
 @dataclass(frozen=True)
@@ -114,6 +113,9 @@ def _options(parts: SplitResult) -> dict[str, Any]:
         raise ValueError(
             f"has the option {unknown[0]}, which is not taken; options of {parts.scheme}: {ours}"
         )
+    for name in sorted(TLS_FILES & options.keys()):
+        if not options[name].startswith("/"):  # processes leave the folder that it would be relative to
+            raise ValueError(f"has an {name} that is no absolute path")
     found: dict[str, Any] = {"db": _db(options.pop("db"))} if "db" in options else {}
     tls: dict[str, Any] = dict(options)
     if "ssl_check_hostname" in tls:

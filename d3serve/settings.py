@@ -2,10 +2,11 @@
 
 import json
 import os
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
@@ -16,12 +17,15 @@ from d3serve.wording import complaint
 PREFIX = "D3SERVE_"
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's, not ours: it is read when that is imported
 CLIENT_VARIABLES = frozenset({"D3SERVE_URL", "D3SERVE_API_KEY"})  # of `ask` and `submit`: no settings
+# An empty variable is as good as none, as `${X:-}` of a compose file means it; here that would let everyone in.
+NEVER_EMPTY: Final = "D3SERVE_API_KEYS_FILE"
+A_FOLDER: Final = ("/", ".", "~")  # how a model's name begins that cannot be a Hub id
 
 
 class Settings(BaseSettings):
     """The settings; each field is also the variable `D3SERVE_<FIELD>` and, where it makes sense, a flag."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
 
     # where things are
     redis_url: str | None = Field(
@@ -34,9 +38,10 @@ class Settings(BaseSettings):
         pattern=r"^[a-z0-9-]{1,32}$",
         description="Name of this queue inside the server; every key begins with d3:{<namespace>}:.",
     )
-    data_dir: Path = Field(
-        default=Path.home() / ".local" / "share" / "d3serve",
-        description="Folder of the embedded broker's socket, log and append-only file.",
+    data_dir: Path | None = Field(
+        default=None,
+        description="Folder of the embedded broker's socket, log and append-only file; only its owner may write to it. "
+        "Unset: ~/.local/share/d3serve.",
     )
     state_dir: Path | None = Field(
         default=None,
@@ -200,6 +205,26 @@ class Settings(BaseSettings):
             RedisURL.parse(url)
         return url
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _says_something(cls, value: Any) -> Any:
+        """Refuse a blank text: a flag like `--model "$UNSET"`, which would name the current folder."""
+        if isinstance(value, str) and not value.strip():
+            raise ValueError("must not be empty")
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _stays_where_it_is(cls, value: Any, info: ValidationInfo) -> Any:
+        """Make paths absolute: a process leaves the folder that it was started in (d3serve/surroundings.py)."""
+        if isinstance(value, Path):
+            return _absolute(value)
+        if info.field_name == "model" and (
+            value.startswith(A_FOLDER) or os.path.isdir(value)  # Path's own raises where a name is long
+        ):
+            return str(_absolute(Path(value)))
+        return value
+
     @classmethod
     def load(cls, **overrides: Any) -> Self:
         """Read the environment, let `overrides` that are not None win, refuse unknown `D3SERVE_*` names.
@@ -210,7 +235,14 @@ class Settings(BaseSettings):
         known = {PREFIX + name.upper() for name in cls.model_fields} | CLIENT_VARIABLES
         unknown = sorted(k for k in os.environ if k.upper().startswith(PREFIX) and k.upper() not in known)
         if unknown:
-            raise InvalidSettings(f"unknown setting {unknown[0]}: see docs/settings.md", field=unknown[0])
+            near = get_close_matches(unknown[0].upper(), sorted(known), n=1, cutoff=0.8)
+            advice = f"did you mean {near[0]}?" if near else "see docs/settings.md"
+            raise InvalidSettings(f"unknown setting {unknown[0]}: {advice}", field=unknown[0])
+        if any(k.upper() == NEVER_EMPTY and not value for k, value in os.environ.items()):
+            raise InvalidSettings(
+                f"{NEVER_EMPTY} is empty: name the file of keys, or unset the variable to ask for no key",
+                field="api_keys_file",
+            )
         try:
             return cls(**{k: v for k, v in overrides.items() if v is not None})
         except SettingsError as error:  # of a list; the message quotes the field and has it nowhere else
@@ -218,6 +250,20 @@ class Settings(BaseSettings):
             raise InvalidSettings(f"{PREFIX}{name.upper()} must be a JSON list", field=name) from None
         except ValidationError as error:
             raise _refusal(error.errors()[0]) from None
+
+    def data_folder(self) -> Path:
+        """`data_dir`, else the usual one in the home folder.
+
+        Raises:
+            InvalidSettings: this user has no home folder.
+        """
+        try:
+            return self.data_dir or Path("~/.local/share/d3serve").expanduser()
+        except RuntimeError:
+            raise InvalidSettings(
+                "no home folder for the embedded broker's data: choose one with --data-dir (D3SERVE_DATA_DIR)",
+                field="data_dir",
+            ) from None
 
     def to_env(self) -> dict[str, str]:
         """The same settings as environment variables, for a child process."""
@@ -232,6 +278,21 @@ def _refusal(error: ErrorDetails) -> InvalidSettings:
     """Pydantic's first complaint in our words; a URL may hold a password and is not shown."""
     name = ".".join(str(part) for part in error["loc"])
     clause = complaint(error)
+    if error["type"] == "value_error":
+        clause = error["msg"].removeprefix("Value error, ")
     if name == "redis_url":
         clause = str(error.get("ctx", {}).get("error", clause))  # of RedisURL, which quotes nothing
     return InvalidSettings(f"{PREFIX}{name.upper()} {clause}", field=name)
+
+
+def _absolute(path: Path) -> Path:
+    try:
+        whole = path.expanduser().absolute()
+        str(whole).encode()
+    except RuntimeError:
+        raise ValueError("names a home folder, and this user has none") from None
+    except FileNotFoundError:
+        raise ValueError("is a relative path, and the current folder is gone") from None
+    except UnicodeEncodeError:
+        raise ValueError("must be a path in UTF-8") from None
+    return whole

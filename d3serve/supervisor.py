@@ -31,7 +31,7 @@ class ProcessTree:
         self, name: str, argv: Sequence[str], env: dict[str, str], pass_fds: Sequence[int] = ()
     ) -> None:
         """Start `python -m d3serve <argv>` with `env` over the present environment."""
-        command = [sys.executable, "-m", "d3serve", *argv, "--exit-with-parent"]
+        command = [sys.executable, "-P", "-m", "d3serve", *argv, "--exit-with-parent"]
         self._children[name] = subprocess.Popen(  # noqa: S603 - our own module, no shell
             command,
             env={**os.environ, **env},

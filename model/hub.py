@@ -68,14 +68,16 @@ def locate(model: str, revision: str | None = None, *, with_code: bool = False) 
     Raises:
         InvalidCheckpoint: neither a folder nor a repository that can be read; the message says what to do.
     """
-    folder = Path(model).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(model))
+    if os.path.isdir(folder):  # Path's own raises where a name is long
         return Package(folder, folder.resolve().name, revision)
     if model.startswith((".", "/", "~")):
         raise InvalidCheckpoint(f"{model} is no folder on this machine", field="model")
     published = find(model)
     if published and published.refusal and not (with_code and published.refusal == NO_PUBLIC_LAYOUT):
         raise InvalidCheckpoint(f"{model}: {published.refusal}", field="model")
+    if constants.HF_HUB_CACHE.startswith("~"):
+        raise InvalidCheckpoint(f"{model}: no home folder to keep downloads in; set HF_HOME", field="model")
     wanted = revision or (published.revision if published else None)
     patterns = [*NEEDED_FILES, *(CODE_FILES if with_code else ())]
     try:

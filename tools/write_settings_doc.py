@@ -19,7 +19,9 @@ def render() -> str:
             "# Settings",
             "",
             "Written by `make docs` from `d3serve/settings.py`. Every process reads them once at start; a flag of the",
-            "same name wins over the variable; an unknown `D3SERVE_*` variable is an error. Lists are JSON.",
+            "same name wins over the variable. Lists are JSON. An unknown `D3SERVE_*` variable is an error: remove new",
+            "ones before you go back to an older version. An empty variable is as good as none, except for",
+            "`D3SERVE_API_KEYS_FILE`, where it is an error. Relative paths lead from where the process was started.",
             "",
             "| variable | default | meaning |",
             "|---|---|---|",
@@ -31,8 +33,8 @@ def render() -> str:
 
 def _as_variable(value: object) -> str:
     """Write a default as a variable would hold it."""
-    if isinstance(value, str | Path):
-        return str(value).replace(str(Path.home()), "~")
+    if isinstance(value, str):
+        return value
     return json.dumps(value)
 
 

@@ -4,8 +4,12 @@ Alive: its main process has shown itself within 30 s (a stuck turn is cut off by
 Ready: its model is loaded. A Redis that is away is no reason to restart a worker, so it counts as alive.
 """
 
-import socket
 import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    sys.path.pop(0)  # the current folder, which -m puts first: a redis.py there is not meant
+
+import socket
 
 from redis.exceptions import RedisError
 

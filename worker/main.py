@@ -5,10 +5,12 @@ import secrets
 import socket
 import warnings
 
+import billiard
 import structlog
 from celery.platforms import SecurityWarning
 
 from d3serve.celery_app import POOL, Waker, make_app, queue_name, require_safe_pool
+from d3serve.errors import StartupError
 from d3serve.logs import configure_logging
 from d3serve.settings import Settings
 from d3serve.store.connect import check_server
@@ -26,10 +28,12 @@ def worker_main(settings: Settings) -> int:
 
     Raises:
         BrokerUnavailable: Redis does not answer, or may evict keys.
+        StartupError: this host has no semaphores for Celery's pool.
     """
     name = f"d3@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
     configure_logging(settings, worker=name)
     check_server(settings)
+    require_semaphores()
     os.environ.update(settings.to_env())  # the child reads its settings from there
     # Idle OpenMP threads of a CPU worker must sleep, not spin: beside another busy process a pass of the bundled
     # checkpoint took 3 s where it takes 40 ms.
@@ -57,3 +61,18 @@ def worker_main(settings: Settings) -> int:
     finally:
         sweeper.finish()
     return EX_SOFTWARE if sweeper.load_failed else int(celery.exitcode or 0)
+
+
+def require_semaphores() -> None:
+    """Return when processes of this host can share semaphores, which lie in /dev/shm.
+
+    Raises:
+        StartupError: that folder is missing, full or not to be written to.
+    """
+    try:
+        billiard.get_context("spawn").Lock()
+    except OSError as error:
+        raise StartupError(
+            f"no semaphore for the worker's processes: {error.strerror}; /dev/shm must be a tmpfs that this user may "
+            "write to"
+        ) from None

@@ -24,6 +24,7 @@ def test_the_api_serves_an_inherited_descriptor_as_the_tcp_socket_that_it_is(
     monkeypatch.setattr(uvicorn.Server, "run", lambda _self, sockets=None: served.extend(sockets or []))
     monkeypatch.setattr(cli, "configure_logging", lambda _settings: None)
     monkeypatch.setattr(cli.gc, "freeze", lambda: None)  # the process is pytest's
+    monkeypatch.setattr(cli, "leave_start_folder", lambda: None)
     with bind("127.0.0.1", 0) as listener:
         cli.api(redis_url="redis://127.0.0.1:1", fd=listener.detach())
     with served[0] as inherited:

@@ -105,6 +105,20 @@ def test_a_large_file_is_known_by_pieces_all_over_it(identity_after, monkeypatch
     assert identity_after(at_one_time(lambda _: None)) != untouched
 
 
+@pytest.mark.usefixtures("no_network")
+def test_without_a_home_a_download_needs_a_place(monkeypatch):
+    monkeypatch.setattr(
+        constants, "HF_HUB_CACHE", "~/.cache/huggingface/hub"
+    )  # what the library makes of no home
+    with pytest.raises(InvalidCheckpoint, match="set HF_HOME"):
+        hub.locate("vllm-sr/d3-turbo")
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_name_too_long_for_a_file_is_no_folder():
+    assert hub.locate("x" * 300).name == "x" * 300
+
+
 def test_an_abbreviated_pin_is_completed_from_the_history(no_network):
     found = hub.locate("vllm-sr/d3-turbo")
     assert found.revision == COMMIT

@@ -57,6 +57,44 @@ def test_what_it_writes_is_private_in_a_folder_that_others_may_read(tmp_path):
         broker.stop()
 
 
+@pytest.mark.parametrize("name", ["broker.lock", "valkey.log"])
+def test_a_planted_link_is_not_followed(tmp_path, name):
+    victim = tmp_path / "victim"
+    victim.write_text("theirs")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / name).symlink_to(victim)
+    with pytest.raises(BrokerUnavailable, match=f"cannot write to {folder / name}"):
+        EmbeddedBroker(folder, MEMORY).start()
+    assert victim.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775, 0o702])
+def test_a_folder_that_others_may_write_to_is_refused_before_anything_is_written(tmp_path, mode):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(BrokerUnavailable, match="other users may write"):
+        EmbeddedBroker(folder, MEMORY).start()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(broker_module.os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(BrokerUnavailable, match="belongs to another user"):
+        EmbeddedBroker(tmp_path, MEMORY).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_too_long_for_any_socket_are_told(tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(broker_module.tempfile, "tempdir", str(long))
+    with pytest.raises(BrokerUnavailable, match="too long for a socket"):
+        EmbeddedBroker(long / "data", MEMORY).start()
+    assert [path.name for path in long.iterdir()] == ["data"]
+
+
 def test_a_killed_server_comes_back_with_its_data(broker):
     with client_of(broker) as client:
         client.set("k", "v")
