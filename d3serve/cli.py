@@ -16,7 +16,7 @@ from d3serve import ask as asking
 from d3serve.demo import REQUEST, TRUTHS
 from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.local import run_apis, running
-from d3serve.logs import configure_logging
+from d3serve.logs import configure_logging, write_or_lose
 from d3serve.settings import Settings
 from d3serve.store.connect import server_of
 from d3serve.surroundings import leave_start_folder
@@ -77,7 +77,7 @@ def up(
     leave_start_folder()
     with running(settings) as (tree, url):
         console.print(f"d3serve is ready: [bold]{url}[/bold]")
-        raise typer.Exit(tree.run())
+        tree.run()
 
 
 @app.command()
@@ -95,7 +95,8 @@ def api(
     server_of(settings)
     leave_start_folder()
     if fd is None and settings.api_processes > 1:
-        raise typer.Exit(run_apis(settings))
+        run_apis(settings)
+        return
     import uvicorn
 
     from d3serve.api.app import create_app
@@ -283,6 +284,7 @@ def _settings(flags: dict[str, Any], leave_out: tuple[str, ...] = ()) -> Setting
 
 def main() -> None:
     """Run the command; an error of our own is one line on standard error, never a traceback."""
+    write_or_lose()
     try:
         app()
     except D3ServeError as error:

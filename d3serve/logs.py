@@ -1,10 +1,15 @@
 """Logs of every process: one event a line, JSON or for a terminal, and never the text of a state or an answer."""
 
+import io
 import logging
+import os
 import sys
+import threading
 import traceback
 from collections.abc import MutableMapping
-from typing import Any
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, TextIO
 
 import structlog
 
@@ -15,6 +20,7 @@ PRIVATE = frozenset(
     {"state", "questions_text", "instructions", "criteria", "answer", "answers", "body", "result"}
 )
 REDACTED = "[redacted]"
+STDERR = 2
 LIBRARIES = ("celery", "kombu", "uvicorn.error")
 
 Event = MutableMapping[str, Any]
@@ -38,8 +44,50 @@ def frames_only(_logger: object, _method: str, event: Event) -> Event:
     return event
 
 
+class Lossy(io.TextIOBase):
+    """A stream that loses what cannot be written: a full disk or a closed pipe of the log must stop no work."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str, /) -> int:
+        """Write, or lose, the text."""
+        with suppress(OSError, ValueError):  # ValueError: the stream is closed
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is kept back, or lose it."""
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        """The stream's descriptor."""
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        """Whether somebody reads along."""
+        return self._stream.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override] # a plain attribute in typeshed
+        """As Rich asks for it, to know which signs it may draw."""
+        return self._stream.encoding
+
+
+def write_or_lose() -> None:
+    """From now on nothing that this process writes to standard error can raise, whoever writes it."""
+    if sys.stderr is None:  # it was closed: whatever is opened next would get its number, and be written to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)
+        os.set_inheritable(STDERR, True)
+        sys.stderr = os.fdopen(STDERR, "w")
+    if not isinstance(sys.stderr, Lossy):
+        sys.stderr = Lossy(sys.stderr)
+
+
 def configure_logging(settings: Settings, **bound: str) -> None:
     """Set up structlog and the libraries' loggers for this process; every event carries `bound`."""
+    write_or_lose()
     level = getattr(logging, settings.log_level.upper())
     as_json = settings.log_format == "json" or (settings.log_format is None and not sys.stderr.isatty())
     shared: list[Any] = [
@@ -63,6 +111,9 @@ def configure_logging(settings: Settings, **bound: str) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
+    logging.captureWarnings(capture=True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = lambda about: _log_uncaught(about.exc_type, about.exc_value, about.exc_traceback)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))
@@ -71,3 +122,9 @@ def configure_logging(settings: Settings, **bound: str) -> None:
         logging.getLogger(name).setLevel(
             max(level, logging.INFO if name == "uvicorn.error" else logging.WARNING)
         )
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException | None, _trace: TracebackType | None = None
+) -> None:
+    structlog.get_logger(__name__).error("uncaught", kind=kind.__name__, exc_info=error)

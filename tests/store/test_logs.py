@@ -4,6 +4,8 @@ import ast
 import io
 import json
 import logging
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -66,3 +68,50 @@ def test_no_event_of_ours_carries_a_field_that_would_be_blanked():
                 fields = PRIVATE & {one.arg for one in node.keywords}
                 blanked += [f"{path.name}:{node.lineno} {name}" for name in fields]
     assert blanked == []
+
+
+@pytest.fixture
+def service_log():
+    """A process that logs in every way that there is to one that cannot be written, and then says that it lives."""
+    code = (
+        "import logging, os, sys, threading, traceback, warnings, structlog\n"
+        "from rich.console import Console\n"
+        "from d3serve.logs import configure_logging\n"
+        "from d3serve.settings import Settings\n"
+        "configure_logging(Settings(log_format=sys.argv[1]))\n"
+        "for _ in range(3):\n"
+        "    structlog.get_logger().info('x' * 10_000)\n"
+        "    logging.getLogger('celery').error('y')\n"
+        "    warnings.warn('z')\n"
+        "    print('raw', file=sys.stderr)\n"
+        "    Console(stderr=True).print('table')\n"
+        "    traceback.print_stack()\n"
+        "thread = threading.Thread(target=lambda: 1 / 0)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "print('alive', flush=True)\n"
+    )
+
+    def run(redirection, log_format):
+        command = f"exec {shlex.join([sys.executable, '-c', code, log_format])} {redirection}"
+        return subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60, cwd=ROOT,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", "2> >(exec true)"])
+def test_what_cannot_be_written_is_lost_and_nothing_else(service_log, redirection, log_format):
+    done = service_log(redirection, log_format)
+    assert (done.returncode, done.stdout) == (0, "alive\n")
+
+
+def test_whatever_is_said_in_a_service_is_json(service_log):
+    done = service_log("2>&1 | grep -v '^{' ; true", "json")
+    assert {line for line in done.stdout.splitlines() if not line.startswith(" ")} == {
+        "raw",
+        "table",
+        "alive",
+    }
