@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import IO, Self
 
 import redis
+import structlog
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import BusyLoadingError, RedisError
 from redis.retry import Retry
 
 from d3serve.errors import BrokerUnavailable
@@ -32,12 +33,25 @@ from d3serve.store.connect import check_server
 START_S = 10.0
 STOP_S = 10.0
 LOCK_S = 5.0
+MAX_DEATHS, DEATHS_S = 3, 60.0  # a server that dies more often is not started again
 MAX_SOCKET_PATH = 100  # the kernel takes 103 bytes on macOS, 107 on Linux
 ANOTHER = "choose another with --data-dir (D3SERVE_DATA_DIR)"
 
-# Reads until the parent is gone, then asks the server to stop, which writes out its append-only file.
-# The server itself must not inherit the pipe, or the pipe would never end.
-GUARD = '"$@" </dev/null >&2 & server=$!; echo "$server"; cat >/dev/null; kill "$server"; wait "$server"'
+log = structlog.get_logger(__name__)
+
+# Beside the server stands a loop that reads until the parent is gone, then asks the server to stop, which writes out
+# its append-only file. The shell ends with the server, however that ends; the server must not inherit the pipe, or the
+# pipe would never end.
+GUARD = """
+exec 3<&0 </dev/null
+"$@" 3<&- >&2 & server=$!
+echo "$server"
+(while read -r _ <&3; do :; done; kill "$server") & reader=$!
+wait "$server"
+code=$?
+kill "$reader" 2>/dev/null
+exit "$code"
+"""
 
 
 def find_server() -> Path:
@@ -70,6 +84,7 @@ class EmbeddedBroker:
         self._binary = binary or find_server()
         self._guard: subprocess.Popen[bytes] | None = None
         self._socket_dir: Path | None = None
+        self._deaths: list[float] = []
         self.socket = self._dir / "valkey.sock"
         self.pid = 0
 
@@ -90,17 +105,40 @@ class EmbeddedBroker:
         except OSError as error:
             raise _unwritable(self._dir, error) from None
         _require_ours(self._dir)
-        with self._file("broker.lock") as lock, self._file("valkey.log") as log:
+        self._serve()
+        return self
+
+    def keep(self) -> None:
+        """Start the server again where it has died: its data is in the append-only file.
+
+        Raises:
+            BrokerUnavailable: it cannot be started, or has died so often that starting it again heals nothing.
+        """
+        if self._guard is None or self._guard.poll() is None:
+            return
+        now = time.monotonic()
+        self._deaths = [at for at in self._deaths if now - at < DEATHS_S] + [now]
+        if len(self._deaths) > MAX_DEATHS:
+            raise BrokerUnavailable(
+                f"the embedded broker died {len(self._deaths)} times in {DEATHS_S:g} s; see {self._dir / 'valkey.log'}"
+            )
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+        log.warning("broker.died", code=self._guard.returncode, data_dir=str(self._dir))
+        self._serve()
+        log.warning("broker.back", pid=self.pid)
+
+    def _serve(self) -> None:
+        with self._file("broker.lock") as lock, self._file("valkey.log") as log_file:
             self._hold(lock)
-            if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
+            if self._socket_dir is None and len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
                 self._shorten_socket()
-            self._launch(lock, log)
+            self._launch(lock, log_file)
         try:
             self._await_ready()
         except BrokerUnavailable:
             self.stop()
             raise
-        return self
 
     def stop(self) -> None:
         """Stop the server and wait until it is gone; a second call does nothing."""
@@ -116,6 +154,7 @@ class EmbeddedBroker:
             guard.wait()
         if self._socket_dir is not None:
             shutil.rmtree(self._socket_dir, ignore_errors=True)
+            self._socket_dir, self.socket = None, self._dir / "valkey.sock"
 
     def _file(self, name: str) -> IO[bytes]:
         try:
@@ -146,7 +185,7 @@ class EmbeddedBroker:
                 f"{self._dir} and TMPDIR are both too long for a socket, which takes {MAX_SOCKET_PATH} bytes; {ANOTHER}"
             )
 
-    def _launch(self, lock: IO[bytes], log: IO[bytes]) -> None:
+    def _launch(self, lock: IO[bytes], log_file: IO[bytes]) -> None:
         config = {
             "port": "0", "unixsocket": str(self.socket), "unixsocketperm": "700", "dir": str(self._dir),
             "appendonly": "yes", "appendfsync": "everysec", "save": "", "daemonize": "no",
@@ -155,7 +194,7 @@ class EmbeddedBroker:
         flags = [part for name, value in config.items() for part in (f"--{name}", value)]
         self._guard = subprocess.Popen(  # noqa: S603 # our own shell line and the server's path
             ["/bin/sh", "-c", GUARD, "d3serve-broker", str(self._binary), *flags],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, pass_fds=(lock.fileno(),),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log_file, pass_fds=(lock.fileno(),),
             start_new_session=True, umask=0o077,  # what it writes holds what users said
         )  # fmt: skip
         if self._guard.stdout is not None:
@@ -166,10 +205,14 @@ class EmbeddedBroker:
         client = redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0))
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
-            with suppress(RedisError):
+            try:
                 if client.ping():
                     client.close()
                     return
+            except BusyLoadingError:  # it reads its file, for as long as that takes
+                deadline = time.monotonic() + START_S
+            except RedisError:
+                pass
             if self._guard is None or self._guard.poll() is not None or not _alive(self.pid):
                 break
             time.sleep(0.01)
@@ -202,19 +245,29 @@ def _alive(pid: int) -> bool:
     return True
 
 
+class ForeignBroker:
+    """A server that somebody else keeps."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def keep(self) -> None:
+        """Leave it to them."""
+
+
 @contextmanager
-def running_broker(settings: Settings) -> Iterator[str]:
-    """The URL of a server fit for a job table: the one in the settings, else one that lives in this block.
+def running_broker(settings: Settings) -> Iterator[EmbeddedBroker | ForeignBroker]:
+    """A server fit for a job table: the one in the settings, else one that lives in this block.
 
     Raises:
         BrokerUnavailable: it does not answer, may evict keys, or none can be started.
     """
     if settings.redis_url is not None:
         check_server(settings)
-        yield settings.redis_url
+        yield ForeignBroker(settings.redis_url)
         return
     broker = EmbeddedBroker(settings.data_folder(), settings.broker_max_memory_bytes).start()
     try:
-        yield broker.url
+        yield broker
     finally:
         broker.stop()

@@ -26,17 +26,19 @@ def running(settings: Settings) -> Iterator[tuple[ProcessTree, str]]:
             within half an hour.
     """
     make_key_ring(settings)  # what the API would refuse, before a worker loads a model
-    tree = ProcessTree()
     with listening(settings.host, settings.port, settings.api_processes) as listeners, \
-            running_broker(settings) as redis_url:  # fmt: skip
+            running_broker(settings) as broker:  # fmt: skip
+        tree = ProcessTree(broker.keep)
         host, port = listeners[0].getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        found = {"redis_url": redis_url, "port": port, "state_dir": shared_state_dir(settings)}
+        found = {"redis_url": broker.url, "port": port, "state_dir": shared_state_dir(settings)}
         env = settings.model_copy(update=found).to_env()
-        with counting_together(len(listeners)) as shared, tree.stopped_by_signals():
+        # No proxy of the environment's: this server is on this host.
+        probe = httpx.Client(timeout=PROBE_TIMEOUT_S, trust_env=False)
+        with probe, counting_together(len(listeners)) as shared, tree.stopped_by_signals():
             tree.start("worker", ["worker"], env)  # first: it takes longest
             start_apis(tree, listeners, env | shared)
-            tree.wait_until(lambda: _is_ready(url), READY_TIMEOUT_S, what="the model")
+            tree.wait_until(lambda: _is_ready(probe, url), READY_TIMEOUT_S, what="the model")
             tree.start("webhooks", ["webhooks"], env)  # last: it would take a processor from the two above
             yield tree, url
 
@@ -65,21 +67,21 @@ def start_apis(tree: ProcessTree, listeners: Sequence[socket], env: dict[str, st
         tree.start(f"api {number}", ["api", "--fd", str(descriptor)], env, pass_fds=(descriptor,))
 
 
-def run_apis(settings: Settings) -> int:
-    """Run `settings.api_processes` API processes until one ends or a signal stops them; the exit code.
+def run_apis(settings: Settings) -> None:
+    """Run `settings.api_processes` API processes until a signal stops them.
 
     Raises:
-        StartupError: the port is taken.
+        StartupError: the port is taken, or one of them ended.
     """
     tree = ProcessTree()
     with listening(settings.host, settings.port, settings.api_processes) as listeners, \
             counting_together(len(listeners)) as shared, tree.stopped_by_signals():  # fmt: skip
         start_apis(tree, listeners, settings.to_env() | shared)
-        return tree.run()
+        tree.run()
 
 
-def _is_ready(url: str) -> bool:
+def _is_ready(probe: httpx.Client, url: str) -> bool:
     try:
-        return httpx.get(f"{url}/readyz", timeout=PROBE_TIMEOUT_S).is_success
+        return probe.get(f"{url}/readyz").is_success
     except httpx.TransportError:
         return False

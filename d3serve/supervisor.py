@@ -23,7 +23,9 @@ class ProcessTree:
     that a parent killed with SIGKILL leaves no orphan either; this works on Linux and macOS alike.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Callable[[], None] = lambda: None) -> None:
+        """`keep` is called again and again while the tree lives, to look after what is no child of it."""
+        self._keep = keep
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
 
@@ -45,16 +47,14 @@ class ProcessTree:
         """Return when `ready()` is true.
 
         Raises:
-            StartupError: a child ended first, or `timeout_s` passed.
+            StartupError: a child ended first, `timeout_s` passed, or `keep` failed.
         """
         deadline = time.monotonic() + timeout_s
         while not ready():
+            self._keep()
             ended = self.ended()
             if ended:
-                code = self._children[ended].returncode
-                raise StartupError(
-                    f"the {ended} process ended with exit code {code}; what it logged above says why"
-                )
+                raise StartupError(self._last_words(ended))
             if time.monotonic() > deadline:
                 raise StartupError(f"{what} did not come up within {timeout_s:g} s")
             if self._stopping.wait(0.05):
@@ -64,13 +64,20 @@ class ProcessTree:
         """The name of a child that has ended, if any has."""
         return next((name for name, child in self._children.items() if child.poll() is not None), None)
 
-    def run(self) -> int:
-        """Block until a child ends or a signal asks to stop; return the exit code for the parent."""
+    def run(self) -> None:
+        """Block until a signal asks to stop.
+
+        Raises:
+            StartupError: a child ended, or `keep` failed.
+        """
         while not self._stopping.wait(0.2):
-            ended = self.ended()
-            if ended:
-                return self._children[ended].returncode or 1
-        return 0
+            self._keep()
+            if ended := self.ended():
+                raise StartupError(self._last_words(ended))
+
+    def _last_words(self, name: str) -> str:
+        code = self._children[name].returncode
+        return f"the {name} process ended with exit code {code}; what it logged above says why"
 
     def stop(self) -> None:
         """End every child: SIGTERM, then SIGKILL for those still there after 30 s."""

@@ -11,13 +11,13 @@ import redis
 from processes import ends
 
 from d3serve import broker as broker_module
-from d3serve.broker import EmbeddedBroker, find_server, running_broker
+from d3serve.broker import MAX_DEATHS, EmbeddedBroker, find_server, running_broker
 from d3serve.errors import BrokerUnavailable
 from d3serve.settings import Settings
 
 MEMORY = 2**26
 PARENT = (
-    "import sys, time; from pathlib import Path; from d3serve.broker import EmbeddedBroker;"
+    "import sys, time; from pathlib import Path; from d3serve.broker import MAX_DEATHS, EmbeddedBroker;"
     "print(EmbeddedBroker(Path(sys.argv[1]), 2**26).start().pid, flush=True); time.sleep(600)"
 )
 
@@ -106,6 +106,28 @@ def test_a_killed_server_comes_back_with_its_data(broker):
         assert client.get("k") == "v"
 
 
+def test_one_that_died_is_started_again_at_the_same_place_with_its_data(tmp_path):
+    broker = EmbeddedBroker(tmp_path / ("x" * 100), MEMORY).start()  # its socket has a folder of its own
+    url = broker.url
+    try:
+        for value in range(MAX_DEATHS):
+            with client_of(broker) as client:
+                client.set("k", value)
+            os.kill(broker.pid, signal.SIGKILL)
+            broker._guard.wait(10)
+            broker.keep()
+            with client_of(broker) as client:
+                assert client.get("k") == str(value)
+        broker.keep()
+        assert broker.url == url
+        os.kill(broker.pid, signal.SIGKILL)
+        broker._guard.wait(10)
+        with pytest.raises(BrokerUnavailable, match="died 4 times"):
+            broker.keep()
+    finally:
+        broker.stop()
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_it_dies_with_its_parent(tmp_path, how):
     parent = subprocess.Popen(
@@ -176,6 +198,6 @@ def test_a_server_that_does_not_answer_is_refused(tmp_path):
 
 
 def test_the_embedded_one_lives_as_long_as_the_block(tmp_path):
-    with running_broker(Settings(data_dir=tmp_path)) as url, redis.Redis.from_url(url) as client:
+    with running_broker(Settings(data_dir=tmp_path)) as broker, client_of(broker) as client:
         pid = client.info("server")["process_id"]
     assert ends(pid)
