@@ -15,7 +15,7 @@ from d3serve.logs import configure_logging
 from d3serve.settings import Settings
 from d3serve.store.connect import check_server
 from d3serve.store.turns import TurnStore
-from d3serve.worker.bootsteps import PoolWatch, controller_of
+from d3serve.worker.bootsteps import PoolWatch, SettledTimers, controller_of
 from d3serve.worker.sweeper import EX_SOFTWARE, Sweeper
 
 log = structlog.get_logger(__name__)
@@ -41,7 +41,7 @@ def worker_main(settings: Settings) -> int:
     warnings.simplefilter("ignore", SecurityWarning)  # root is a risk with pickled messages; ours are JSON
     app = make_app(settings)
     require_safe_pool(app)
-    app.steps["worker"].add(PoolWatch)
+    app.steps["worker"] |= {PoolWatch, SettledTimers}
     celery = controller_of(app)(
         hostname=name, pool_cls=POOL, concurrency=1, queues=[queue_name(lane) for lane in settings.lanes],
         without_gossip=True, without_mingle=True, without_heartbeat=True, quiet=True, loglevel="WARNING",
@@ -59,7 +59,7 @@ def worker_main(settings: Settings) -> int:
     try:
         celery.start()
     finally:
-        sweeper.finish()
+        sweeper.finish(TurnStore.open(settings, name, patience_s=1))
     return EX_SOFTWARE if sweeper.load_failed else int(celery.exitcode or 0)
 
 

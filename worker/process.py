@@ -18,7 +18,7 @@ from d3serve.worker.turn import TurnReport, TurnRunner
 
 MAX_LOADS = 3
 AWAY_S = 1.0
-ALIVE_EVERY_S = 5.0
+ALIVE_EVERY_S, MISSED_EVERY_S = 5.0, 0.5
 SPEED_MEMORY = 0.8  # weight of the past in the moving average of tokens a second
 
 T = TypeVar("T")
@@ -31,7 +31,8 @@ class TurnProcess:
     """What lives as long as the child: store, engine, speed.
 
     The job table forgets a worker that it has not heard of for 30 s, and everybody where Redis loses its data. So what
-    the child has told it tells again every 5 s, and before each turn: by then another model may have got the queue.
+    the child has told it tells again: every 5 s, as soon as it misses it, and before each turn, since by then another
+    model may have got the queue.
     """
 
     def __init__(self, settings: Settings, worker: str) -> None:
@@ -87,10 +88,13 @@ class TurnProcess:
 
     def stay_known(self) -> None:
         """For a thread beside the turns: tell again what was told, for as long as the process lives."""
+        told_at = time.monotonic()
         while True:
-            time.sleep(ALIVE_EVERY_S)
+            time.sleep(MISSED_EVERY_S)  # who is forgotten comes back before another model can take the queue
             try:
-                self._tell_again()
+                if time.monotonic() - told_at > ALIVE_EVERY_S or self._store.published("child") == [None]:
+                    self._tell_again()
+                    told_at = time.monotonic()
             except StorageUnavailable as error:
                 log.warning("alive.storage_away", error=error.message)
             except Exception as error:  # a thread's edge: without it a worker would seem to load for ever

@@ -17,6 +17,7 @@ from d3serve.store.turns import TurnStore
 
 EVERY_S = 0.5
 ALIVE_EVERY_S = 5.0
+ROUND_S = 2.0  # longer than a round takes while Redis answers
 EX_SOFTWARE = 70
 
 log = structlog.get_logger(__name__)
@@ -65,14 +66,17 @@ class Sweeper(threading.Thread):
         self._wake(reaped.wakes)
         self._check_load()
 
-    def finish(self) -> None:
-        """Stop sweeping, give back what is still leased, and leave the list of the living."""
+    def finish(self, store: TurnStore) -> None:
+        """Stop sweeping, give back what is still leased, and leave the list of the living.
+
+        `store` has little patience: leases and the sign of life run out by themselves, a host that stops waits for us.
+        """
         self._halt.set()
-        self.join()
+        self.join(ROUND_S)  # a round that waits for Redis may be left behind
         try:
-            for lease in self._store.own_leases():
-                self._wake(self._store.free(lease, "back").wakes)
-            self._store.retire()
+            for lease in store.own_leases():
+                self._wake(store.free(lease, "back").wakes)
+            store.retire()
         except StorageUnavailable as error:
             log.warning("sweep.storage_away", error=error.message)
 

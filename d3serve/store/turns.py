@@ -69,7 +69,7 @@ class Reaped:
 
 
 class TurnStore:
-    """Every method is atomic and may safely be sent twice; raises StorageUnavailable after about 20 s."""
+    """Every method is atomic and may safely be sent twice; raises StorageUnavailable when its patience ends."""
 
     def __init__(self, client: Client, settings: Settings, worker: str) -> None:
         self._client = client
@@ -79,9 +79,9 @@ class TurnStore:
         self.worker = worker
 
     @classmethod
-    def open(cls, settings: Settings, worker: str) -> Self:
+    def open(cls, settings: Settings, worker: str, *, patience_s: float = 20) -> Self:
         """Make a store on `settings.redis_url`; it connects on first use."""
-        return cls(open_sync(settings), settings, worker)
+        return cls(open_sync(settings, patience_s=patience_s), settings, worker)
 
     def close(self) -> None:
         """Close the connections."""

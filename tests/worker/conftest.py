@@ -85,11 +85,12 @@ class Service:
     def key(self, *parts):
         return Keys(self.settings.namespace)(*parts)
 
-    def start_worker(self, model="", *, prelude="", environ=None, **changes):
+    def start_worker(self, model="", *, prelude="", environ=None, stderr=None, **changes):
         """Start a worker; `model` holds more options of the fake engine, `prelude` code that breaks it."""
         engine = f"fake:?faults=1&trace={self.trace}&{model}".rstrip("&")
         settings = self.settings.model_copy(update={"model": engine, "log_format": "json", **changes})
-        worker = Worker(settings, self._folder / f"worker-{next(self._count)}.log", prelude, environ)
+        log = Path(stderr or self._folder / f"worker-{next(self._count)}.log")
+        worker = Worker(settings, log, prelude, environ)
         self.workers.append(worker)
         return worker
 

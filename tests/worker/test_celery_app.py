@@ -1,6 +1,9 @@
 """Celery carries wake-ups and nothing else, in the only pool that survives a busy GPU."""
 
+import os
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -122,3 +125,42 @@ def test_kombu_is_told_every_sentinel():
     conf = make_app(Settings(redis_url="sentinel://a:1,[::1]:2/main")).conf
     assert conf.broker_url == "sentinel://a:1;sentinel://[::1]:2"
     assert conf.broker_transport_options["master_name"] == "main"
+
+
+SERVICE = (
+    "import sys; from d3serve.celery_app import Waker; from d3serve.settings import Settings;"
+    "Waker(Settings.load())('interactive')"
+)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        *((name, "redis://127.0.0.1:1/0") for name in ("BROKER_URL", "BROKER_READ_URL", "BROKER_WRITE_URL")),
+        *((name, "shop.settings") for name in ("CONFIG_MODULE", "LOADER", "CUSTOM_WORKER_POOL")),
+        ("RESULT_BACKEND", "shop.results:Backend"),
+        ("TRACE_APP", "1"),
+        ("BENCH", "1"),
+    ],
+)
+def test_a_celery_project_of_the_users_is_not_this_one(settings, tmp_path, variable, value):
+    wakes_in_a_process_with(settings, tmp_path, **{f"CELERY_{variable}": value})
+
+
+def test_a_django_project_of_the_users_is_not_this_one(settings, tmp_path):
+    wakes_in_a_process_with(settings, tmp_path, DJANGO_SETTINGS_MODULE="shop.settings")
+
+
+def test_a_celery_configuration_beside_the_process_is_not_read(settings, tmp_path):
+    (tmp_path / "celeryconfig.py").write_text("raise SystemExit('it was read')")
+    wakes_in_a_process_with(settings, tmp_path)
+
+
+def wakes_in_a_process_with(settings, folder, **environ):
+    environ = {**os.environ, **settings.to_env(), **environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", SERVICE], env=environ, cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "wake.lost" in done.stdout + done.stderr) == (0, False), done.stderr
+    with redis.Redis.from_url(settings.redis_url) as client:
+        assert client.llen(Keys(settings.namespace)("mq", "interactive")) == 1

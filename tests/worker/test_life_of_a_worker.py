@@ -121,3 +121,29 @@ async def test_a_stuck_turn_is_cut_off(service):
     dead = await service.finish(job_id)
     assert (dead.error.code, dead.attempt) == ("max_attempts", 3)
     assert (await service.finish(mate)).status == "succeeded"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"CELERY_BROKER_URL": "redis://127.0.0.1:1/0", "CELERY_CONFIG_MODULE": "shop.celeryconfig"},
+        {"CELERY_BROKER_READ_URL": "redis://127.0.0.1:1/0", "CELERY_LOADER": "shop.loader"},
+        {"DJANGO_SETTINGS_MODULE": "shop.settings"},
+    ],
+)
+async def test_a_worker_beside_another_celery_project_does_its_own_work(service, environ):
+    worker = service.start_worker(environ=environ)
+    await service.ready()
+    assert (await service.finish(await service.submit("s"))).status == "succeeded"
+    os.kill(service.child(worker), signal.SIGKILL)  # a replacement has the same environment
+    assert (await service.finish(await service.submit("again"))).status == "succeeded"
+
+
+async def test_a_log_that_cannot_be_written_costs_nothing_but_its_lines(service):
+    worker = service.start_worker(stderr="/dev/full")
+    await service.ready()
+    assert (await service.finish(await service.submit("s"))).status == "succeeded"
+    os.kill(service.child(worker), signal.SIGKILL)
+    assert (await service.finish(await service.submit("again"))).status == "succeeded"
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0

@@ -91,12 +91,12 @@ def test_a_round_that_fails_is_not_the_last(case, monkeypatch):
     case.sweeper.join(5)
     assert case.store.rounds == 1
     case.store.on_leases = lambda: None
-    case.sweeper.finish()
+    case.sweeper.finish(case.store)
 
 
 def test_what_is_still_leased_at_the_end_is_given_back_unharmed(case):
     case.store.leases = {"one": 7}
     case.sweeper.start()
-    case.sweeper.finish()
+    case.sweeper.finish(case.store)
     assert case.store.freed == [("one", "back")]
     assert case.store.said == {}
