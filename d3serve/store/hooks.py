@@ -262,16 +262,13 @@ class HookStore:
             if await self.settle(again, was=found.state):
                 return again
 
-    async def postpone(self, delivery_id: str, seconds: float) -> None:
+    async def postpone(self, delivery: Delivery, seconds: float) -> None:
         """Make a claimed delivery due again after `seconds`; that is no try."""
-        due_ms = round((await self.now_s() + seconds) * 1000)
         with storage_errors():
-            await self._client.zadd(self._key("hooks_due"), {delivery_id: due_ms}, xx=True)
-
-    async def drop(self, delivery_id: str) -> None:
-        """Take out of the outbox what is not there to deliver."""
-        with storage_errors():
-            await self._client.zrem(self._key("hooks_due"), delivery_id)
+            await run_script_async(
+                self._client, "hook_postpone", self._key.prefix, delivery.id, delivery.tenant,
+                round(seconds * 1000),
+            )  # fmt: skip
 
     async def delivery(self, delivery_id: str, tenant: str | None = None) -> Delivery:
         """Read a delivery with what it tells; with `tenant`, only if it is that tenant's.

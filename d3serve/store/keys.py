@@ -11,7 +11,7 @@ KeyName = Literal[
     "st", "need", "grp", "pend", "own", "warm",
     "queued", "load", "ready", "wake", "mq",
     "lease", "leasejobs", "leasegrps", "leases", "deadlines",
-    "worker", "workers", "finished", "work", "hooks_due",
+    "worker", "workers", "finished", "work", "hooks_due", "outbox", "outboxes",
     "delivery", "told", "events", "hooks_open", "hooks_of", "hook_secret", "endpoints", "folder", "done",
 ]  # fmt: skip
 
@@ -79,8 +79,12 @@ TABLE: dict[KeyName, Key] = {
                     "finish, API, webhook sender", "webhook sender, API"),
     "told": Key("told:", "string", "what delivery <id> tells, JSON", "7 days, gone once delivered or erased",
                 "finish, API", "webhook sender"),
-    "hooks_due": Key("hooks:due", "zset", "webhook outbox: pending delivery ids by when they are due", "-",
-                     "finish, API, webhook sender", "webhook sender"),
+    "outbox": Key("outbox:", "zset", "pending delivery ids of a <tenant> by when they are due", "-",
+                  "finish, API, webhook sender", "webhook sender"),
+    "outboxes": Key("outboxes", "zset", "tenants by when their outbox is served next", "-",
+                    "finish, API, webhook sender", "webhook sender"),
+    "hooks_due": Key("hooks:due", "zset", "outbox of earlier versions: '<job id>:<event>' by when it is due", "-",
+                     "nobody any more", "webhook sender"),
     "hooks_open": Key("hooks_open:", "hash", "bytes of the pending deliveries of a <tenant>, and their total", "-",
                       "finish, API, webhook sender", "API (limit)"),
     "hooks_of": Key("hooks_of:", "zset", "delivery ids of a <tenant> by creation, the newest 10,000", "7 days",

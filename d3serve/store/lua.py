@@ -25,6 +25,7 @@ ScriptName = Literal[
     "stored",
     "hook_claim",
     "hook_open",
+    "hook_postpone",
     "hook_settle",
     "tell",
     "count",

@@ -112,7 +112,7 @@ class TestCommit:
         turn = worker.claim(1)
         for job in turn.jobs:
             worker.succeed(turn.lease, job.id, make_response())
-        assert table.redis.zrange(table.key("hooks_due"), 0, -1) == [f"msg_{heard.removeprefix('job_')}_1"]
+        assert table.redis.zrange(table.key("outbox", "me"), 0, -1) == [f"msg_{heard.removeprefix('job_')}_1"]
         assert (await table.jobs.get(deaf, "me")).webhook["url"] == "https://example.com/h"
 
     @pytest.mark.sabotage("commit", "redis.call('ZREMRANGEBYSCORE', need, '-inf', int(now_ms()))", "")

@@ -49,7 +49,7 @@ class TestSentTwice:
         assert stats.finished == {"succeeded": 1, "canceled": 1}
         assert (await table.jobs.get(submitted.job_id, "me")).attempt == 1
         assert [(lane.queued_jobs, lane.queued_tokens) for lane in stats.lanes.values()] == [(0, 0)] * 2
-        assert table.redis.zrange(table.key("hooks_due"), 0, -1) == [
+        assert table.redis.zrange(table.key("outbox", "me"), 0, -1) == [
             f"msg_{submitted.job_id.removeprefix('job_')}_1"
         ]
 

@@ -89,6 +89,26 @@ async def test_the_log_of_a_tenant_has_a_bound_and_takes_the_keys_along(opened, 
     assert not raw_redis.exists(key("delivery", waiting.id), key("told", waiting.id))
 
 
+async def test_every_tenant_gets_its_share_of_a_claim(opened, hooks):
+    """However much of one waits, and for however long."""
+    flood = {(await opened("greedy")).id for _ in range(50)}
+    small = [(await opened(tenant)).id for tenant in ("a", "b") for _ in range(3)]
+    first = await hooks.claim(12, 30)
+    assert set(small) <= set(first)
+    assert len(flood & set(first)) == 4
+    assert len(set(await hooks.claim(12, 30)) & flood) == 12, "places that nobody wants stay empty"
+    late = (await opened("z")).id
+    assert late in await hooks.claim(2, 30)
+
+
+async def test_of_more_tenants_than_places_the_first_to_wait_is_served_first(opened, hooks):
+    made = [(await opened(f"tenant {9 - number}")).id for number in range(9)]
+    again = (await opened("tenant 9")).id
+    claims = [await hooks.claim(3, 30) for _ in range(4)]
+    assert {one for claim in claims[:3] for one in claim} == set(made)
+    assert claims[3] == [again]
+
+
 async def test_a_delivery_is_its_tenants_alone(opened, hooks):
     made = await opened()
     assert (await hooks.delivery(made.id, "acme")).id == made.id
@@ -114,14 +134,17 @@ async def test_what_is_due_is_claimed_once_until_its_lease_runs_out(opened, hook
     made = await opened()
     assert await hooks.claim(10, 30.0) == [made.id]
     assert await hooks.claim(10, 30.0) == []
-    await hooks.postpone(made.id, -1.0)
-    assert await hooks.claim(10, 30.0) == [made.id]
+    await hooks.postpone(made, -1.0)
+    assert await hooks.claim(10, 0.1) == [made.id]
+    async with asyncio.timeout(15):
+        while not await hooks.claim(10, 30.0):  # noqa: ASYNC110 # in Redis
+            await asyncio.sleep(0.02)
 
 
 async def test_what_was_settled_meanwhile_is_not_postponed_into_life(opened, hooks):
     made = await opened()
     await hooks.settle(ended(made, "delivered"))
-    await hooks.postpone(made.id, -1.0)
+    await hooks.postpone(made, -1.0)
     assert await hooks.claim(10, 1.0) == []
 
 

@@ -9,6 +9,12 @@ local function event_id(job, ordinal)
   return 'msg_' .. string.gsub(job, '^job_', '') .. '_' .. ordinal
 end
 
+-- Each tenant has an outbox, and a place among those to be served, no later than its first delivery is due.
+local function due_at(tenant, id, ms)
+  redis.call('ZADD', K('outbox', tenant), ms, id)
+  redis.call('ZADD', K('outboxes'), 'LT', ms, tenant)
+end
+
 -- Bytes of undelivered events, by delivery and as a sum: a tenant's receivers may not fill the server.
 local function count_open(tenant, id, bytes)
   local open = K('hooks_open', tenant)
@@ -28,7 +34,7 @@ local function log_delivery(tenant, id, created)
   redis.call('PEXPIRE', log, KEEP_MS)
   for _, old in ipairs(redis.call('ZRANGE', log, 0, -MAX_LOGGED - 1)) do
     redis.call('ZREM', log, old)
-    if not redis.call('ZSCORE', K('hooks_due'), old) then
+    if not redis.call('ZSCORE', K('outbox', tenant), old) then
       redis.call('DEL', K('delivery', old), K('told', old))
     end
   end
@@ -38,7 +44,7 @@ end
 local function open_delivery(id, tenant, data, now, ...)
   redis.call('HSET', K('delivery', id), 'tenant', tenant, 'state', 'pending', 'created', int(now), ...)
   redis.call('SET', K('told', id), data, 'PX', KEEP_MS)
-  redis.call('ZADD', K('hooks_due'), int(now), id)
+  due_at(tenant, id, int(now))
   count_open(tenant, id, #data)
   log_delivery(tenant, id, int(now))
 end
@@ -50,7 +56,7 @@ local function close_delivery(id, state)
   redis.call('HSET', row, 'state', state)
   redis.call('HDEL', row, 'due')
   redis.call('PEXPIRE', row, KEEP_MS)
-  redis.call('ZREM', K('hooks_due'), id)
+  redis.call('ZREM', K('outbox', tenant), id)
   if state == 'delivered' or state == 'erased' then
     redis.call('DEL', K('told', id))
   end

@@ -13,10 +13,11 @@ if state ~= 'pending' then
   return 1
 end
 redis.call('HSET', row, 'state', state, 'due', due)
-redis.call('ZADD', K('hooks_due'), due, id)
+local tenant = redis.call('HGET', row, 'tenant')
+due_at(tenant, id, due)
 if was ~= 'pending' then
   redis.call('PERSIST', row)
   redis.call('PEXPIRE', K('told', id), KEEP_MS)
-  count_open(redis.call('HGET', row, 'tenant'), id, redis.call('STRLEN', K('told', id)))
+  count_open(tenant, id, redis.call('STRLEN', K('told', id)))
 end
 return 1
