@@ -39,6 +39,7 @@ SENDING_AT_ONCE: Final = 256
 PER_RECEIVER: Final = 4  # deliveries to one receiver at a time
 PER_TENANT = SENDING_AT_ONCE // 2  # one tenant's many receivers, all of which hang, leave room for others
 CROWDED_S: Final = 1.0
+LEASE_SPARE_S = 5.0  # for the name and for Redis, beside what a receiver may take
 IDLE_S = 0.25
 BREAKER_FAILURES: Final = 5
 BREAKER_OPEN_S = 60.0
@@ -72,7 +73,7 @@ class Sender:
     def __init__(self, store: HookStore, outbound: Outbound, settings: Settings) -> None:
         self._store = store
         self._outbound = outbound
-        self._lease_s = settings.webhook_timeout_s * 2 + 5
+        self._lease_s = settings.webhook_timeout_s * 2 + LEASE_SPARE_S
         self._receivers: defaultdict[str, Receiver] = defaultdict(Receiver)
         self._sending: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,8 +102,6 @@ class Sender:
             delivery = await self._store.delivery(delivery_id)
             if delivery.state == "pending":  # else erased, or settled by another sender, since it was claimed
                 await self._attempt(delivery)
-        except NotFound:
-            await self._store.drop(delivery_id)
         except StorageUnavailable as error:  # the claim runs out, and the delivery is due again
             log.warning("webhooks.storage", delivery=delivery_id, reason=error.message)
         except Exception as error:  # one delivery that breaks us must not stop the others
@@ -116,7 +115,7 @@ class Sender:
             return
         delivery = replace(delivery, url=target.url)
         if delivery.data is None:
-            await self._end(delivery, "dead", "no sender ran for seven days")
+            await self._end(delivery, "dead", "seven days have passed")
         elif target.disabled:
             await self._end(delivery, "disabled", "the endpoint is disabled")
         else:
@@ -128,14 +127,14 @@ class Sender:
         if self._sending[delivery.tenant] >= PER_TENANT:
             wait_s = wait_s or CROWDED_S
         if wait_s:
-            await self._store.postpone(delivery.id, wait_s)
+            await self._store.postpone(delivery, wait_s)
             return
         receiver.sending += 1
         self._sending[delivery.tenant] += 1
         try:
             tried, reply = await self._send(delivery, signing_secrets)
         except NotNow as error:  # our own limit, so it costs the delivery none of its tries
-            await self._store.postpone(delivery.id, error.wait_s)
+            await self._store.postpone(delivery, error.wait_s)
             return
         finally:
             receiver.sending -= 1

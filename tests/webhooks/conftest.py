@@ -1,6 +1,7 @@
 """A receiver on loopback that answers as told, and the sender with the job table on a real server."""
 
 import asyncio
+import contextlib
 import json
 import threading
 from dataclasses import dataclass, field
@@ -152,11 +153,23 @@ def finish_job(store, turns):
 
 
 @pytest.fixture
-async def sender(settings, hooks):
+def sender_of(settings):
+    """A sender at work in this loop while a block runs."""
+
+    @contextlib.asynccontextmanager
+    async def run(hooks, outbound=None):
+        stop = asyncio.Event()
+        outbound = outbound or Outbound(EgressPolicy(settings.webhook_allow), settings.webhook_timeout_s)
+        running = asyncio.create_task(Sender(hooks, outbound, settings).run(stop))
+        yield running
+        stop.set()
+        await running
+
+    return run
+
+
+@pytest.fixture
+async def sender(sender_of, hooks):
     """The sender at work in this loop."""
-    stop = asyncio.Event()
-    outbound = Outbound(EgressPolicy(settings.webhook_allow), settings.webhook_timeout_s)
-    running = asyncio.create_task(Sender(hooks, outbound, settings).run(stop))
-    yield running
-    stop.set()
-    await running
+    async with sender_of(hooks) as running:
+        yield running

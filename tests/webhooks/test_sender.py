@@ -1,11 +1,14 @@
 """Deliveries to a receiver on loopback: signed, repeated, given up, and never in each other's way."""
 
 import asyncio
+import contextlib
+import http.server
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -214,54 +217,108 @@ async def test_a_host_that_can_be_no_name_is_a_failed_try_and_not_tried_for_ever
 
 @pytest.mark.usefixtures("soon")
 async def test_an_address_that_was_allowed_at_submit_is_judged_again_at_every_try(
-    finish_job, hooks, settings
+    finish_job, hooks, sender_of
 ):
     closed = webhooks.Outbound(webhooks.EgressPolicy(), 1.0)
-    stop = asyncio.Event()
     await finish_job({"url": "https://localhost:8443/"})
-    running = asyncio.create_task(webhooks.Sender(hooks, closed, settings).run(stop))
-    (delivery,) = await settled(hooks, state="pending", tries=1)
-    stop.set()
-    await running
+    async with sender_of(hooks, closed):
+        (delivery,) = await settled(hooks, state="pending", tries=1)
     assert delivery.tries[0].error.startswith("refused: 127.0.0.1 is no address")
 
 
 RUN = """
-import sys
+import os, signal, sys
 from d3serve.settings import Settings
 from d3serve.worker import webhooks
-webhooks.SCHEDULE_S = (0.3,) * 9
+webhooks.SCHEDULE_S, webhooks.LEASE_SPARE_S = (0.3,) * 9, 0.5
+
+async def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+for step in sys.argv[1:]:
+    setattr(webhooks.HookStore, step, die)
 sys.exit(webhooks.webhooks_main(Settings.load()))
 """
 
 
-async def test_a_sender_killed_between_and_within_tries_delivers_all_the_same(
-    finish_job, hooks, make_receiver, settings
-):
-    """SIGKILL twice: while a request is under way, and between two tries."""
+@pytest.fixture
+def start(settings):
+    """Starts a sender as a process, which dies on its way to the steps named; it has 0.2 s for a receiver."""
     quick = settings.model_copy(update={"webhook_timeout_s": 0.2})
-    env = {
-        name: value for name, value in os.environ.items() if not name.startswith("D3SERVE_")
-    } | quick.to_env()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("D3SERVE_")}
+    processes = []
 
-    def start():
-        return subprocess.Popen([sys.executable, "-c", RUN], env=env, stderr=subprocess.DEVNULL)
+    def run(*steps):
+        command = [sys.executable, "-c", RUN, *steps]
+        processes.append(subprocess.Popen(command, env=clean | quick.to_env(), stderr=subprocess.DEVNULL))
+        return processes[-1]
 
-    receiver = make_receiver((500, {}), (500, {}))
-    await finish_job({"url": receiver.url})
-    process = start()
-    try:
-        await asyncio.to_thread(receiver.wait_for, 1)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process = start()
-        (delivery,) = await settled(hooks)
-        assert delivery.state == "delivered"
-        assert len({got.headers["webhook-id"] for got in receiver.got}) == 1
-        assert len({got.body for got in receiver.got}) == 1
-    finally:
+    yield run
+    for process in processes:
         process.terminate()
-        assert process.wait(timeout=10) in (0, -signal.SIGKILL)
+    assert {process.wait(timeout=20) for process in processes} <= {0, -signal.SIGKILL}
+
+
+@pytest.mark.parametrize(("step", "sent"), [("delivery", 0), ("target", 0), ("settle", 1)])
+async def test_a_sender_killed_on_its_way_leaves_the_delivery_to_the_next(
+    step, sent, finish_job, hooks, make_receiver, start
+):
+    """Claimed, about to send, sent and not yet written down."""
+    receiver = make_receiver((500, {}))
+    await finish_job({"url": receiver.url})
+    killed = start(step)
+    assert await asyncio.to_thread(killed.wait, 30) == -signal.SIGKILL
+    assert len(receiver.got) == sent
+    (pending,) = await hooks.deliveries("acme")
+    assert (pending.state, pending.tries) == ("pending", ())
+    start()
+    (delivery,) = await settled(hooks)
+    assert delivery.state == "delivered"
+    assert {(got.headers["webhook-id"], got.body) for got in receiver.got} == {
+        (delivery.id, receiver.got[0].body)
+    }
+
+
+async def test_a_sender_that_was_away_for_a_day_goes_on_where_it_was(
+    finish_job, hooks, make_receiver, sender_of
+):
+    receiver = make_receiver()
+    await finish_job({"url": receiver.url})
+    (due,) = await hooks.deliveries("acme")
+    yesterday = await hooks.now_s() - 86_400
+    tried = tuple(Try(yesterday, 503, "the receiver answered 503", 1) for _ in range(9))
+    await hooks.settle(replace(due, tries=tried, next_try_at=yesterday))
+    async with sender_of(hooks):
+        (delivery,) = await settled(hooks)
+    assert (delivery.state, len(delivery.tries)) == ("delivered", 10)
+
+
+class Endless(http.server.BaseHTTPRequestHandler):
+    """Accepts, and goes on answering until nobody listens."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while True:
+                self.server.written += self.wfile.write(b"x" * 4096)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.usefixtures("sender", "soon")
+async def test_a_receiver_that_answers_without_end_is_heard_and_left(hooks):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        server.written = 0
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        await hooks.open_delivery("acme", "job.failed", url, None, "{}")
+        (delivery,) = await settled(hooks)
+        server.shutdown()
+    assert (delivery.state, delivery.tries[0].status) == ("delivered", 200)
+    assert server.written < 64 * 2**20
 
 
 def delivery(tries=0, schedule_from=0):
@@ -302,7 +359,7 @@ async def test_the_schedule_spans_three_days_and_then_ends():
         waits.append(one.next_try_at)
     assert one.state == "dead"
     assert len(one.tries) == 10
-    assert 2.5 * 86_400 < sum(waits[:-1]) < 4 * 86_400
+    assert 2.5 * 86_400 < sum(waits[:-1]) < 4 * 86_400, "an event is kept for seven days"
     assert webhooks.after(delivery(10, 10), FAILED, None, now_s=0.0).state == "pending", (
         "a redelivery begins anew"
     )
