@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -123,6 +124,38 @@ def test_the_wheel_holds_every_room_and_nothing_else(tmp_path: Path) -> None:
         assert str(wanted) in names
     scripts = {f"d3serve/{p.relative_to(ROOT / 'd3serve')}" for p in (ROOT / "d3serve").rglob("*.lua")}
     assert scripts <= set(names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_a_tree_whose_links_became_files_is_not_built(tmp_path: Path) -> None:
+    """As they do in a zip file of the repository, and in git on Windows."""
+    tree = tmp_path / "d3serve-main"
+    shutil.copytree(ROOT / "d3serve", tree / "d3serve", symlinks=True)
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, tree / room)
+        link = tree / "d3serve" / room
+        target = str(link.readlink())
+        link.unlink()
+        link.write_text(target)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(tmp_path),
+        str(tree),
+    ]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert (
+        "d3serve/api, d3serve/worker, d3serve/model, d3serve/kernels: links became"
+        in done.stdout + done.stderr
+    )
+    assert list(tmp_path.glob("*.whl")) == []
 
 
 def test_the_drawn_error_tree_is_the_real_one() -> None:
