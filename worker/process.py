@@ -71,6 +71,7 @@ class TurnProcess:
         began = time.monotonic()
         engine = load_engine(self._settings)
         runner = TurnRunner(self._store, engine, self._settings, Waker(self._settings))
+        self._store.revision = engine.info.revision or ""
         seconds = round(time.monotonic() - began, 1)
         told: Told = {"load": "loaded", "loads": 0, "model": engine.info.model_dump_json(), "error": ""}
         if other := self._patiently(lambda: self._store.serve(engine.info.name, told)):

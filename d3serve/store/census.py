@@ -1,14 +1,26 @@
 """Who works, on what, and how much waits: read-only views of the job table for the API."""
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from d3serve.schemas import Lane, ModelInfo
 from d3serve.store.connect import AsyncClient
 from d3serve.store.keys import Keys
+from d3serve.store.lua import run_script_async
 from d3serve.store.records import LaneStats, QueuePosition, QueueStats, WorkerInfo
 
 LANES: tuple[Lane, ...] = ("interactive", "offline")
 SPEED_AGE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """The tokens that each tenant has waiting in a lane, those of a job on average, and how long both are believed."""
+
+    tokens: Mapping[str, int]
+    tokens_per_job: float
+    until: float
 
 
 class Census:
@@ -19,6 +31,7 @@ class Census:
         self._key = keys
         self._speed = 0.0
         self._speed_until = 0.0
+        self._crowds: dict[Lane, Crowd] = {}
 
     async def now_ms(self) -> int:
         """Redis' clock."""
@@ -46,18 +59,35 @@ class Census:
             self._speed_until = time.monotonic() + SPEED_AGE_S
         return self._speed
 
-    async def position(self, job_id: str, lane: Lane) -> QueuePosition | None:
-        """Where a job waits in its lane, or None when it no longer waits."""
-        async with self._client.pipeline(transaction=False) as pipe:
-            pipe.zrank(self._key("queued", lane), job_id)
-            pipe.zcard(self._key("queued", lane))
-            pipe.hget(self._key("load", lane), "tokens")
-            rank, waiting, tokens = await pipe.execute()
-        if rank is None:
+    async def position(self, job_id: str) -> QueuePosition | None:
+        """Where a job waits in its lane, or None when it no longer waits.
+
+        Tenants take turns: while those of its own come first, every other tenant is given as much, or all it asked for.
+        """
+        found = await run_script_async(self._client, "ahead", self._key.prefix, job_id)
+        if not found:
             return None
-        ahead = int(int(tokens or 0) * rank / max(waiting, 1))
+        lane, tenant, jobs, tokens = found
+        crowd = await self._crowd_of(lane)
+        others = sum(min(waiting, tokens) for other, waiting in crowd.tokens.items() if other != tenant)
+        ahead = tokens + others
         speed = await self.tokens_per_s()
-        return QueuePosition(rank, ahead, round(ahead / speed, 1) if speed else None)
+        return QueuePosition(
+            jobs + round(others / crowd.tokens_per_job), ahead, round(ahead / speed, 1) if speed else None
+        )
+
+    async def _crowd_of(self, lane: Lane) -> "Crowd":
+        """What each tenant has waiting in a lane, at most a second old: every poll of a waiting job asks."""
+        crowd = self._crowds.get(lane)
+        if crowd is None or time.monotonic() >= crowd.until:
+            async with self._client.pipeline(transaction=False) as pipe:
+                pipe.hgetall(self._key("waiting", lane))
+                pipe.zcard(self._key("queued", lane))
+                told, jobs = await pipe.execute()
+            tokens = {tenant: int(count) for tenant, count in told.items()}
+            average = max(1.0, sum(tokens.values()) / max(jobs, 1))
+            crowd = self._crowds[lane] = Crowd(tokens, average, time.monotonic() + SPEED_AGE_S)
+        return crowd
 
     async def stats(self) -> QueueStats:
         """The queue as it is now."""

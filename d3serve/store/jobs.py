@@ -323,7 +323,7 @@ class JobStore:
         if job.status != "queued":
             return job
         with storage_errors():
-            place = await self._census.position(job.id, job.lane)
+            place = await self._census.position(job.id)
         return job.waiting_at(place) if place else job
 
     async def _pause(self, event: asyncio.Event, left_s: float) -> None:

@@ -31,6 +31,7 @@ ScriptName = Literal[
     "count",
     "serve",
     "rate",
+    "ahead",
 ]
 Argument = str | int | float | bytes
 

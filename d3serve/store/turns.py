@@ -17,7 +17,9 @@ from d3serve.store.records import Stage
 from d3serve.store.states import REFERENCE, StateFolder
 
 FAIRNESS_MS = 5_000  # a group that has waited longer goes before any warm one
-OFFLINE_PATIENCE_MS = 30_000  # by so much offline work counts as younger than it is
+OFFLINE_PATIENCE_MS = (
+    30_000  # offline work that has waited longer has half of the work, however much is interactive
+)
 WARM_TTL_MS = 600_000
 WORKER_TTL_MS = 30_000
 MAX_GROUPS = 256
@@ -77,6 +79,7 @@ class TurnStore:
         self._key = Keys(settings.namespace)
         self._files = StateFolder(settings.state_dir) if settings.state_dir else None
         self.worker = worker
+        self.revision = ""  # of the weights that this process has loaded
 
     @classmethod
     def open(cls, settings: Settings, worker: str, *, patience_s: float = 20) -> Self:
@@ -98,11 +101,15 @@ class TurnStore:
     # --- one turn ----------------------------------------------------------------------------------
 
     def claim(self, pid: int) -> Turn:
-        """Take whole state groups until the turn is full; never one that another worker has."""
+        """Take whole state groups until the turn is full, one tenant's after another's; never one that a worker has.
+
+        Groups whose jobs name a revision are only for a worker with `revision`.
+        """
         settings, lease = self._settings, secrets.token_hex(8)
         wakes, *groups = self._run(
             "claim", lease, self.worker, pid, self._lease_ms, settings.max_batch_tokens,
-            settings.max_batch_questions, MAX_GROUPS, FAIRNESS_MS, OFFLINE_PATIENCE_MS, *settings.lanes,
+            settings.max_batch_questions, MAX_GROUPS, FAIRNESS_MS, OFFLINE_PATIENCE_MS, self.revision,
+            *settings.lanes,
         )  # fmt: skip
         return Turn(lease, self._fetch(groups), wakes)
 

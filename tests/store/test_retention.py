@@ -8,7 +8,7 @@ from d3serve.schemas import JobError
 pytestmark = pytest.mark.anyio
 BROKEN = JobError(code="internal_error", message="broken")
 # Kept for as long as there are tenants, lanes and workers; each is bounded by what lives.
-FOR_GOOD = {"jobs", "finished", "work", "load", "workers"}
+FOR_GOOD = {"jobs", "finished", "work", "load", "workers", "ring", "pace"}
 
 
 def kept_for_ever(table):

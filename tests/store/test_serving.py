@@ -5,7 +5,7 @@ import pytest
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.sabotage("serve", "said[1] ~= ARGV[2]", "true")
+@pytest.mark.sabotage("serve", "said[1] ~= ARGV[3]", "true")
 @pytest.mark.sabotage("serve", "other ~= ARGV[1] and", "")
 async def test_workers_of_one_model_stand_side_by_side(table):
     first, second = table.worker("first"), table.worker("second")

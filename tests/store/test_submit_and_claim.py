@@ -126,6 +126,7 @@ class TestClaim:
         await table.submit("a")
         first = table.worker("one").claim(1)
         late = await table.submit("a")
+        assert not table.redis.zcard(table.key("ready", "interactive"))
         assert not table.worker("two").claim(2).jobs
         assert [job.id for job in table.worker("one").more(first.lease)] == [late]
 
@@ -157,7 +158,7 @@ class TestClaim:
         turn = worker.claim(1)
         assert [job.id for job in turn.jobs] == [warm]
         worker.free(turn.lease, "back", [turn.jobs[0].group])
-        table.redis.zadd(table.key("ready", "interactive"), {self.group(table, cold): 1})
+        table.redis.zadd(table.key("share", "interactive:me"), {self.group(table, cold): 1})
         assert [job.id for job in worker.claim(1).jobs] == [cold]
 
     async def test_priority_orders_a_lane_and_age_beats_priority(self, table):
@@ -167,11 +168,11 @@ class TestClaim:
         worker = table.worker(max_batch_questions=1)
         assert [worker.claim(1).jobs[0].id for _ in range(3)] == [high, normal, low]
         old = await table.submit("old", priority="low")
-        table.redis.zincrby(table.key("ready", "interactive"), -61_000, self.group(table, old))
+        table.redis.zincrby(table.key("share", "interactive:me"), -61_000, self.group(table, old))
         await table.submit("new", priority="high")
         assert worker.claim(1).jobs[0].id == old
 
-    @pytest.mark.sabotage("claim", "patience_ms or 0", "1e15 or 0")
+    @pytest.mark.sabotage("claim", "waits.offline > patience_ms", "waits.offline > 1e15")
     async def test_interactive_goes_first_but_offline_is_not_starved(self, table):
         offline = await table.submit("o", lane="offline")
         interactive = await table.submit("i")
@@ -181,7 +182,7 @@ class TestClaim:
         await table.submit("i2")
         assert worker.claim(1).jobs[0].id == offline
 
-    @pytest.mark.sabotage("claim", "return busy < math.max(1, live - 1)", "return true")
+    @pytest.mark.sabotage("claim", "return crew.offline < math.max(1, crew.live - 1)", "return true")
     async def test_one_worker_stays_out_of_the_offline_lane(self, table):
         for i in range(2):
             await table.submit(f"o{i}", lane="offline")

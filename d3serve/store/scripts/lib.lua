@@ -52,25 +52,76 @@ local function wants_wake(lane)
     and redis.call('SET', K('wake', lane), '1', 'NX', 'PX', WAKE_MS) ~= false
 end
 
--- A group waits in `ready` exactly when it has waiting jobs and no owner.
+-- Groups wait on shelves: one of each lane for whoever comes, and one for each revision that jobs name.
+local function shelf(lane, revision)
+  return (revision or '') == '' and lane or lane .. '@' .. revision
+end
+
+-- How far a lane's tenants have come in tokens: who joins begins here, and is owed nothing for the time before.
+local function pace(lane)
+  return tonumber(redis.call('HGET', K('pace'), lane) or 0)
+end
+
+local function set_pace(lane, tag)
+  if tag > pace(lane) then
+    redis.call('HSET', K('pace'), lane, int(tag))
+  end
+end
+
+-- A tenant was given work: on every shelf where it waits it stands behind those who have been given less.
+local function charge(shelves, tenant, tag)
+  for _, on in ipairs(shelves) do
+    redis.call('ZADD', K('ring', on), 'XX', int(tag), tenant)
+  end
+end
+
+-- Answers a group's lane, tenant and shelf; no lane when there is no such group.
+local function place_of(group)
+  local lane, tenant, revision = unpack(redis.call('HMGET', K('grp', group), 'lane', 'tenant', 'revision'))
+  if lane and not tenant then -- written by a version that knew no shelves
+    local first = redis.call('ZRANGE', K('pend', group), 0, 0)[1]
+    tenant = first and redis.call('HGET', K('job', first), 'tenant') or ''
+    redis.call('HSET', K('grp', group), 'tenant', tenant)
+  end
+  return lane, tenant, lane and shelf(lane, revision)
+end
+
+local function withdraw(lane, on, tenant, group)
+  redis.call('ZREM', K('ready', lane), group)
+  redis.call('ZREM', K('share', on .. ':' .. tenant), group)
+end
+
+-- A group waits in `ready`, and in its tenant's share of the shelf, exactly when it has waiting jobs and no owner.
 local function place(group)
   if redis.call('EXISTS', K('own', group)) == 1 then
     return
   end
-  local lane = redis.call('HGET', K('grp', group), 'lane')
+  local lane, tenant, on = place_of(group)
   if not lane then
     return
   end
   local head = redis.call('ZRANGE', K('pend', group), 0, 0, 'WITHSCORES')
   if head[1] then
     redis.call('ZADD', K('ready', lane), head[2], group)
+    redis.call('ZADD', K('share', on .. ':' .. tenant), head[2], group)
+    redis.call('ZADD', K('ring', on), 'NX', int(pace(lane)), tenant)
   else
-    redis.call('ZREM', K('ready', lane), group)
+    withdraw(lane, on, tenant, group)
     redis.call('DEL', K('grp', group))
   end
 end
 
-local QUEUE_FIELDS = {'group', 'lane', 'rank', 'tokens', 'bytes', 'deadline', 'state_tokens'}
+local QUEUE_FIELDS = {'group', 'lane', 'tenant', 'revision', 'rank', 'tokens', 'bytes', 'deadline', 'state_tokens'}
+
+-- Adds a job to what waits, or takes it away (sign -1): in its lane, and in its tenant's line there.
+local function weigh(j, sign)
+  local tokens = sign * (j.tokens + j.state_tokens)
+  redis.call('HINCRBY', K('load', j.lane), 'tokens', int(tokens))
+  redis.call('HINCRBY', K('load', j.lane), 'bytes', int(sign * j.bytes))
+  if redis.call('HINCRBY', K('waiting', j.lane), j.tenant, int(tokens)) <= 0 then
+    redis.call('HDEL', K('waiting', j.lane), j.tenant)
+  end
+end
 
 -- One state, one lane: an interactive job pulls the group that it joins out of the offline lane.
 local function enqueue(id)
@@ -78,13 +129,14 @@ local function enqueue(id)
   local grp = K('grp', j.group)
   local lane = redis.call('HGET', grp, 'lane')
   if not lane or (lane == 'offline' and j.lane == 'interactive') then
-    redis.call('ZREM', K('ready', 'offline'), j.group)
-    redis.call('HSET', grp, 'lane', j.lane, 'state_tokens', j.state_tokens)
+    withdraw('offline', shelf('offline', j.revision), j.tenant, j.group)
+    redis.call('HSET', grp, 'lane', j.lane, 'state_tokens', j.state_tokens, 'tenant', j.tenant,
+      'revision', j.revision or '')
   end
   redis.call('ZADD', K('pend', j.group), j.rank, id)
   if redis.call('ZADD', K('queued', j.lane), j.rank, id) == 1 then
-    redis.call('HINCRBY', K('load', j.lane), 'tokens', int(j.tokens + j.state_tokens))
-    redis.call('HINCRBY', K('load', j.lane), 'bytes', j.bytes)
+    redis.call('ZADD', K('line', j.lane .. ':' .. j.tenant), j.rank, id)
+    weigh(j, 1)
   end
   if tonumber(j.deadline) > 0 then
     redis.call('ZADD', K('deadlines'), j.deadline, id)
@@ -95,8 +147,8 @@ local function dequeue(id)
   local j = read(id, unpack(QUEUE_FIELDS))
   redis.call('ZREM', K('pend', j.group), id)
   if redis.call('ZREM', K('queued', j.lane), id) == 1 then
-    redis.call('HINCRBY', K('load', j.lane), 'tokens', int(-j.tokens - j.state_tokens))
-    redis.call('HINCRBY', K('load', j.lane), 'bytes', int(-j.bytes))
+    redis.call('ZREM', K('line', j.lane .. ':' .. j.tenant), id)
+    weigh(j, -1)
   end
   redis.call('ZREM', K('deadlines'), id)
 end
