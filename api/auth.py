@@ -59,6 +59,7 @@ def requires(scope: Scope) -> Callable[[Request, TheParts], Awaitable[str]]:
     async def admit(request: Request, parts: TheParts) -> str:
         caller = _identify(request, parts)
         request.state.key_id = caller.key_id
+        request.state.scopes = caller.scopes
         if scope not in caller.scopes:
             raise Forbidden(f"this API key lacks the scope {scope}")
         if caller.requests_per_minute is not None:

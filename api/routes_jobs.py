@@ -1,5 +1,6 @@
 """`/v1/jobs`: submit, list, poll, wait, follow, fetch the result, cancel, retry, erase."""
 
+from contextlib import suppress
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -15,7 +16,7 @@ from d3serve.api.problems import error_of
 from d3serve.api.resources import JSON, job_path, job_response, jobs_page, not_modified, timing
 from d3serve.api.validation import check_request
 from d3serve.api.webhooks import check_job_webhook
-from d3serve.errors import InvalidRequest, JobNotFinished
+from d3serve.errors import InvalidRequest, JobExpired, JobNotFinished
 from d3serve.schemas import DecisionRequest, DecisionResponse, JobResource, JobStatus
 from d3serve.store.records import JobRecord
 from d3serve.wording import shown
@@ -53,17 +54,20 @@ async def submit(request: Request, parts: TheParts, tenant: Writer, sent: TheSub
     """Take a job. 202 with its address; with `Prefer: wait=N`, 200 and the result if it is done by then."""
     body, payload = await read_object(request, parts.settings)
     decision = check_request(payload, parts.settings, body_bytes=len(body))
-    decision = decision.model_copy(update={"model": await parts.models.resolve(decision.model)})
-    await check_job_webhook(decision.job.webhook, parts, tenant)
+    model, revision = await parts.models.resolve(decision.model)
+    decision = decision.model_copy(update={"model": model})
+    await check_job_webhook(decision.job.webhook, request, parts, tenant)
     submitted = await parts.store.submit(
         decision,
         tenant=tenant,
         idempotency_key=f"/v1/jobs {sent.idempotency_key}" if sent.idempotency_key else None,
         fingerprint=fingerprint(payload) if sent.idempotency_key else "",
+        revision=revision,
         traceparent=sent.traceparent,
     )
     if submitted.wake:
         parts.background.start(parts.store.send_wake(submitted.lane))
+    job = submitted.job
     headers = {"Location": job_path(submitted.job_id), "Vary": "Prefer"}
     if not submitted.created:
         headers["Idempotency-Replayed"] = "true"
@@ -72,10 +76,11 @@ async def submit(request: Request, parts: TheParts, tenant: Writer, sent: TheSub
     elif sent.wait_s is not None:
         wait_s = min(sent.wait_s, parts.settings.max_wait_s)
         headers["Preference-Applied"] = f"wait={wait_s:g}"
-        job = await parts.store.wait(submitted.job_id, tenant, wait_s)
-        if job.done:
-            return job_response(job, result=await _result_if_there(parts, job), headers=headers)
-    job = submitted.job or await parts.store.get(submitted.job_id, tenant)
+        with suppress(JobExpired):  # erased meanwhile; it was taken all the same
+            job = await parts.store.wait(submitted.job_id, tenant, wait_s)
+            if job.done:
+                return job_response(job, result=await _result_if_there(parts, job), headers=headers)
+    job = job or await parts.store.get(submitted.job_id, tenant)
     return job_response(job, status=202, headers=headers)
 
 

@@ -65,4 +65,7 @@ async def _respond(call: Call, render: Callable[[Answered], bytes | dict[str, An
         job = await call.parts.store.get(submitted.job_id, call.tenant)
         return job_response(job, status=202, headers=headers)
     answered = await call.answer(submitted.job_id)
-    return JSON(render(answered), headers={"Location": job_path(answered.job.id), **timing(answered.job)})
+    headers = {"Location": job_path(answered.job.id), **timing(answered.job)}
+    if not submitted.created:
+        headers["Idempotency-Replayed"] = "true"
+    return JSON(render(answered), headers=headers)

@@ -29,23 +29,33 @@ class ServedModels:
             self._read_at = time.monotonic()
         return self._models
 
-    async def resolve(self, asked: str) -> str:
-        """The served name for a name, a `name@revision` or an alias.
+    async def answered_alike(self, identity: str, name: str, revision: str) -> bool:
+        """Whether weights of `identity` are the only ones that would answer now, as of this moment."""
+        live = {
+            model.identity
+            for model in await self._store.models()
+            if model.name == name and revision in ("", model.revision)
+        }
+        return live == {identity} != {""}
+
+    async def resolve(self, asked: str) -> tuple[str, str]:
+        """The served name for a name, a `name@revision` or an alias; and the revision, empty where any will do.
 
         Raises:
             ModelNotFound: lists what there is.
 
         """
         models = await self.live()
-        by_name = {name: model.name for model in models for name in (model.name, model.full_name)}
-        if asked in by_name:
-            return by_name[asked]
         default = models[0].name if models else configured_name(self._settings)
-        if asked in (default, self._settings.model, *self._settings.model_alias):
-            return default
-        known = ", ".join(
-            dict.fromkeys([default, *(model.name for model in models), *self._settings.model_alias])
-        )
+        names = (default, self._settings.model, *self._settings.model_alias, *(one.name for one in models))
+        if asked in names:
+            return (asked if any(asked == one.name for one in models) else default), ""
+        for model in models:
+            if model.revision and asked == model.full_name:
+                return model.name, model.revision
+        if not models and asked == f"{default}@{self._settings.revision}":
+            return default, str(self._settings.revision)
+        known = ", ".join(dict.fromkeys([default, *(one.full_name for one in models), *names[2:]]))
         raise ModelNotFound(f"the model {shown(asked)} is not served here; there is {known}", field="model")
 
 

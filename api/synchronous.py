@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from d3serve.api.dependencies import Parts, SubmitHeaders
 from d3serve.api.problems import error_of
 from d3serve.api.webhooks import check_job_webhook
-from d3serve.errors import D3ServeError, JobExpired, JobNotFinished, StillRunning
+from d3serve.errors import CallExpired, D3ServeError, JobExpired, JobNotFinished, StillRunning
 from d3serve.schemas import DecisionRequest
 from d3serve.store.records import JobRecord, Submitted
 
@@ -40,6 +40,7 @@ class Call:
     parts: Parts
     tenant: str
     decision: DecisionRequest
+    revision: str
     body: bytes
     sent: SubmitHeaders
 
@@ -59,31 +60,43 @@ class Call:
             ModelNotFound: nobody serves it.
         """
         job = decision.job
-        await check_job_webhook(job.webhook, parts, tenant)
+        await check_job_webhook(job.webhook, request, parts, tenant)
         if job.result_ttl_s is None:
             job = job.model_copy(update={"result_ttl_s": KEEP_S})
-        model = await parts.models.resolve(decision.model)
-        return cls(
-            request, parts, tenant, decision.model_copy(update={"model": model, "job": job}), body, sent
-        )
+        model, revision = await parts.models.resolve(decision.model)
+        decision = decision.model_copy(update={"model": model, "job": job})
+        return cls(request, parts, tenant, decision, revision, body, sent)
 
     async def submit(self) -> Submitted:
-        """Make the job, or find the one that an identical call made."""
+        """Make the job, or find the one that an identical call made, as long as its answer is what we would give."""
         key = self.sent.idempotency_key or hashlib.sha256(self.body).hexdigest()
-        key = f"{self.request.url.path} {self.decision.model} {key}"
-        submitted = await self._submit(key)
-        if submitted.created:
-            return submitted
-        try:
-            job = await self.parts.store.get(submitted.job_id, self.tenant)
-        except JobExpired:  # its owner deleted it: the same question is a new one
-            return await self._submit(f"{key} {submitted.job_id}")
-        if not job.done or job.status == "succeeded":
-            return submitted
-        if job.error is None or error_of(job.error).http_status >= 500:
-            with suppress(JobNotFinished):  # an identical call was quicker
-                return self._woken(await self.parts.store.retry(job.id, self.tenant))
+        key = f"{self.request.url.path} {self.decision.model}@{self.revision} {key}"
+        while not (submitted := await self._submit(key)).created:
+            if found := await self._found(submitted):
+                return found
+            key = f"{key} {submitted.job_id}"  # that one gives no answer for now: the same question is a new one
         return submitted
+
+    async def _found(self, submitted: Submitted) -> Submitted | None:
+        """The job of an identical call, queued again if it ended for a reason that is not the request's.
+
+        None if it has an answer of other weights, or has gone, or its input has.
+        """
+        with suppress(JobExpired):
+            job = await self.parts.store.get(submitted.job_id, self.tenant)
+            if job.status == "succeeded" and not self.sent.idempotency_key:
+                return submitted if await self._is_current(job) else None
+            ours = job.status in ("canceled", "expired") or (
+                job.error is not None and error_of(job.error).http_status >= 500
+            )
+            if ours:
+                with suppress(JobNotFinished):  # another call was quicker
+                    return self._woken(await self.parts.store.retry(job.id, self.tenant))
+            return submitted
+        return None
+
+    async def _is_current(self, job: JobRecord) -> bool:
+        return await self.parts.models.answered_alike(job.identity, self.decision.model, self.revision)
 
     async def _submit(self, key: str) -> Submitted:
         return self._woken(
@@ -93,6 +106,7 @@ class Call:
                 idempotency_key=key,
                 fingerprint=hashlib.sha256(self.body).hexdigest(),
                 idempotency_ttl_s=None if self.sent.idempotency_key else KEEP_S,
+                revision=self.revision,
                 traceparent=self.sent.traceparent,
             )
         )
@@ -107,23 +121,29 @@ class Call:
 
         Raises:
             StillRunning: not done within the wait; `details["job_id"]` names the job, which goes on.
+            CallExpired: the job did not start or end in time, or was erased meanwhile.
             ClientDisconnect: the caller is gone; the job is canceled unless somebody asks again soon.
             D3ServeError: the job failed, as the error that it failed by.
         """
         store = self.parts.store
         await store.join(job_id)
         try:
-            job = await self._wait(job_id)
+            return await self._answered(job_id)
+        except JobExpired:
+            raise CallExpired(f"job {job_id} was erased while this call waited for it") from None
         finally:
             await store.leave(job_id)
+
+    async def _answered(self, job_id: str) -> Answered:
+        job = await self._wait(job_id)
         if not job.done:
             raise StillRunning(
                 f"job {job_id} is {job.status}; ask again, or poll /v1/jobs/{job_id}",
                 details={"job_id": job_id, "retry_after_s": 0},
             )
         if job.error is not None:
-            raise error_of(job.error)
-        return Answered(job, await store.result(job_id, self.tenant))
+            raise CallExpired(job.error.message) if job.status == "expired" else error_of(job.error)
+        return Answered(job, await self.parts.store.result(job_id, self.tenant))
 
     async def _wait(self, job_id: str) -> JobRecord:
         settings = self.parts.settings

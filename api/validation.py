@@ -111,6 +111,9 @@ def check_request(payload: Mapping[str, Any], settings: Settings, *, body_bytes:
         findings.add("invalid_request", ("state",), f"must be a string, an object or a list, not {found}")
     questions = _check_questions(payload.get("questions"), settings, findings)
     job = check_job(payload.get("job", {}), findings)
+    if (job.result_ttl_s or 0) > settings.max_result_ttl_s:
+        told = f"must be at most {settings.max_result_ttl_s} here, not {job.result_ttl_s}"
+        findings.add("invalid_request", ("job", "result_ttl_s"), told)
     if body_bytes > BYTES_PER_TOKEN * settings.max_interactive_tokens:
         _check_length(payload.get("state"), job, settings, findings)
     findings.raise_if_any()

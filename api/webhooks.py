@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+from fastapi import Request
 from pydantic import Field, TypeAdapter
 
 from d3serve.api.dependencies import Parts
 from d3serve.api.validation import Findings, check_body
 from d3serve.egress import EgressPolicy
-from d3serve.errors import InvalidRequest, NotFound, QueueFull, RateLimited
+from d3serve.errors import Forbidden, InvalidRequest, NotFound, QueueFull, RateLimited
 from d3serve.schemas import JobEvent, WebhookTarget, Wire
 from d3serve.store.hooks import MAX_OPEN_BYTES, Delivery, Endpoint
 
@@ -52,15 +53,22 @@ def check_target_url(url: str, policy: EgressPolicy, *, field: str) -> None:
         findings.raise_if_any()
 
 
-async def check_job_webhook(webhook: WebhookTarget | None, parts: Parts, tenant: str) -> None:
-    """Refuse a job whose events could never be delivered.
+async def check_job_webhook(
+    webhook: WebhookTarget | None, request: Request, parts: Parts, tenant: str
+) -> None:
+    """Refuse a job whose events could never be delivered, or may not be on this caller's word.
 
     Raises:
+        Forbidden: the caller's key may not use webhooks.
         InvalidRequest: its URL leads nowhere allowed, or the tenant has no such endpoint.
         QueueFull: too much that this tenant's receivers have not taken is waiting already.
     """
     if webhook is None:
         return
+    if "webhooks" not in request.state.scopes:
+        raise Forbidden(
+            "this API key lacks the scope webhooks, so its jobs can name none", field="job.webhook"
+        )
     if await parts.hooks.open_bytes(tenant) >= MAX_OPEN_BYTES:
         raise QueueFull(
             f"{MAX_OPEN_BYTES // 2**20} MiB of webhook events wait for receivers that do not take them",

@@ -30,7 +30,8 @@
     │   ├── NoWorker                 503 no_worker            (retryable)
     │   ├── ShuttingDown             503 shutting_down        (retryable)
     │   ├── StorageUnavailable       503 storage_unavailable  (retryable)
-    │   └── StillRunning             504 still_running        (retryable)
+    │   ├── StillRunning             504 still_running        (retryable)
+    │   └── CallExpired              504 call_expired         (retryable)
     ├── JobFailure                   how a job can end as `failed`
     │   ├── MaxAttempts              500 max_attempts
     │   ├── JobOverdue               410 job_expired
@@ -264,6 +265,14 @@ class StillRunning(ServiceError):
     """A synchronous call outlasted its wait; the job goes on."""
 
     code = "still_running"
+    http_status = 504
+    retryable = True
+
+
+class CallExpired(ServiceError):
+    """The job of a synchronous call ended without an answer: in no time that it was given, or erased by its owner."""
+
+    code = "call_expired"
     http_status = 504
     retryable = True
 

@@ -10,7 +10,7 @@ from d3serve.store.keys import Keys
 from d3serve.store.records import JobPage, JobRecord
 
 BATCH = 100
-SCAN = 5_000  # jobs looked at for one page, however few of them match
+SCAN = 1_000  # jobs looked at for one page, however few of them match
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ hypothesis.settings.load_profile("api")
 MODEL = ModelInfo(
     name="vllm-sr/d3-tiny",
     revision="abc123",
+    identity="abc123 float32",
     attention_mode="prefix_bidir",
     prompt_layout="state-first",
     validated_length=32_768,
@@ -68,9 +69,10 @@ class HandWorker:
     def __init__(self, settings):
         self.turns = TurnStore.open(settings, "hand:1")
 
-    def show_itself(self, load="loaded"):
+    def show_itself(self, load="loaded", **model):
+        self.model = MODEL.model_copy(update=model)
         self.turns.publish({
-            "load": load, "model": MODEL.model_dump_json(), "pid": 1, "host": "here",
+            "load": load, "model": self.model.model_dump_json(), "pid": 1, "host": "here",
             "lanes": "interactive,offline", "tokens_per_s": 1000,
         })  # fmt: skip
 
@@ -87,8 +89,8 @@ class HandWorker:
                 state_cached=False,
                 questions=len(answers),
             )
-            response = DecisionResponse(model="vllm-sr/d3-tiny@abc123", answers=answers, usage=usage)
-            self.turns.succeed(turn.lease, job.id, response)
+            response = DecisionResponse(model=self.model.full_name, answers=answers, usage=usage)
+            self.turns.succeed(turn.lease, job.id, response, identity=self.model.identity)
         self.turns.free(turn.lease, "back")
 
     def fail(self, turn, code, message):

@@ -22,6 +22,7 @@ def keys(tmp_path):
         "acme": {"tenant": "acme"},
         "globex": {"tenant": "globex"},
         "reader": {"tenant": "acme", "scopes": ["jobs:read"]},
+        "unhooked": {"tenant": "acme", "scopes": ["jobs:read", "jobs:write"]},
         "slow": {"tenant": "acme", "requests_per_minute": 3},
         "admin": {"tenant": "acme", "scopes": ["admin"]},
     }.items():
@@ -241,3 +242,18 @@ def test_lines_survive_a_round_trip(tmp_path):
         append_key(path, line)
     assert list(read_keys(path).values()) == lines
     assert isinstance(lines[0], ApiKey)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/systemone", "/v1/decisions"])
+@pytest.mark.parametrize("target", [{"url": "https://203.0.113.9/x"}, {"endpoint_id": "whep_x"}])
+async def test_who_may_not_use_webhooks_names_none_in_a_job(path, target, as_key):
+    """An operator who withholds the scope expects no posts with answers to anywhere."""
+    hooked = BODY | {"job": {"webhook": target}}
+    async with as_key("unhooked") as client:
+        answer = await client.post(path, json=hooked)
+        assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+        assert answer.json()["error"]["field"] == "job.webhook"
+        assert (await client.post("/v1/jobs", json=BODY)).status_code == 202
+    async with as_key("acme") as client:
+        assert (await client.post(path, json=hooked)).status_code == 422, "may, but not there"

@@ -329,3 +329,21 @@ async def test_the_queue_and_its_metrics_move(client, worker):
     assert re.search(r'd3serve_tokens_total\{kind="asked"\} [1-9]', metrics)
     assert 'd3serve_states_total{source="read"} 1.0' in metrics
     assert 'd3serve_http_requests_total{method="POST",route="/v1/jobs",status="202"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/systemone", "/v1/decisions"])
+async def test_no_client_has_its_result_kept_for_longer_than_the_operator_allows(path, settings, worker):
+    bounded = settings.model_copy(update={"max_result_ttl_s": 120})
+    application = create_app(bounded)
+    async with application.router.lifespan_context(application):
+        transport = httpx.ASGITransport(application, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            refused = await client.post(path, json=body(job={"result_ttl_s": 121}))
+            assert (refused.status_code, refused.json()["error"]["field"]) == (422, "job.result_ttl_s")
+            assert "at most 120" in refused.json()["detail"]
+            for job in ({}, {"result_ttl_s": 120}):
+                headers = {"Prefer": "respond-async"}
+                url = (await client.post(path, json=body(job=job), headers=headers)).json()["urls"]["self"]
+                worker.work()
+                done = (await client.get(url)).json()
+                assert done["expires_at"] - done["finished_at"] == pytest.approx(120, abs=1)

@@ -18,7 +18,7 @@ def spans(answer):
 async def finished(client, worker, monkeypatch):
     """A job that waited and ran for a moment, in a pass of 12.3 ms."""
     succeed = worker.turns.succeed
-    monkeypatch.setattr(worker.turns, "succeed", lambda *args: succeed(*args, 12.3))
+    monkeypatch.setattr(worker.turns, "succeed", lambda *args, **more: succeed(*args, 12.3, **more))
     job = (await client.post("/v1/jobs", json=BODY)).json()
     assert set(spans(await client.get(job["urls"]["self"]))) == {"total"}
     turn = worker.claim()

@@ -11,7 +11,7 @@ elseif redis.call('EXISTS', K('body', id), K('st', j.group)) < 2 then
   return {'gone'}
 end
 redis.call('HSET', job, 'status', 'queued', 'stage', 'queued', 'losses', 0, 'deadline', 0, 'questions_done', 0)
-redis.call('HDEL', job, 'finished', 'expires', 'error', 'usage', 'pass_ms', 'started', 'lease', 'worker')
+redis.call('HDEL', job, 'finished', 'expires', 'error', 'usage', 'pass_ms', 'identity', 'started', 'lease', 'worker')
 redis.call('PERSIST', job)
 redis.call('PERSIST', K('body', id))
 redis.call('PERSIST', K('st', j.group))

@@ -17,8 +17,10 @@ if idem ~= '' then
   local seen = redis.call('GET', K('idem', idem))
   if seen then
     local first, fingerprint = string.match(seen, '^(%S+) (.*)$')
-    if first ~= id then
-      return fingerprint == print and {'old', first, 0, lane, file()} or {'reused'}
+    if first ~= id and fingerprint ~= print then
+      return {'reused'}
+    elseif first ~= id and redis.call('EXISTS', K('job', first)) == 1 then
+      return {'old', first, 0, lane, file()} -- else it is gone, and whoever asks again wants an answer
     end
   end
 end
