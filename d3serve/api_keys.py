@@ -4,6 +4,8 @@ A key reads `d3k_<id>_<secret>`. The id finds the line, the secret (256 random b
 is enough) proves it. The file is read again when it changes: adding or removing a line needs no restart.
 """
 
+import codecs
+import contextlib
 import hashlib
 import hmac
 import ipaddress
@@ -27,6 +29,7 @@ ALL_SCOPES: Final[tuple[Scope, ...]] = ("jobs:read", "jobs:write", "webhooks", "
 DEFAULT_SCOPES: Final[tuple[Scope, ...]] = ("jobs:read", "jobs:write", "webhooks")
 PUBLIC_TENANT: Final = "public"
 RECHECK_S: Final = 1.0
+REPLACED_WITHIN_S: Final = 5.0  # a file may be away for so long while another takes its place
 log = structlog.get_logger("d3serve.api")
 _NOBODY: Final = hashlib.sha256(b"nobody").hexdigest()
 
@@ -69,7 +72,7 @@ def new_key(
 
 
 class KeyRing:
-    """The keys of a file, by id."""
+    """The keys of a file, by id: what the file does not clearly grant is refused."""
 
     def __init__(self, path: Path) -> None:
         """Read the file.
@@ -79,8 +82,10 @@ class KeyRing:
         """
         self._path = path
         self._checked_at = time.monotonic()
+        self._unreadable_since: float | None = None
         self._version = _version(path)
         self._keys = read_keys(path)
+        self._warn_if_others_may_write()
 
     def identify(self, key: str) -> ApiKey:
         """Whose key it is.
@@ -88,7 +93,8 @@ class KeyRing:
         Raises:
             Unauthorized: nobody's; the message tells nothing more.
         """
-        self._reread()
+        if time.monotonic() - self._checked_at >= RECHECK_S:
+            self.reread()
         prefix, _, rest = key.partition("_")
         found = self._keys.get(rest.partition("_")[0]) if prefix == "d3k" else None
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
@@ -96,19 +102,41 @@ class KeyRing:
             raise Unauthorized("the API key is not valid")
         return found
 
-    def _reread(self) -> None:
-        """Take up a changed file; one that cannot be read is told once, and the keys read last stay good."""
-        if time.monotonic() - self._checked_at < RECHECK_S:
-            return
+    def holds(self, key: ApiKey) -> bool:
+        """Whether the key stands in the file as it did when it was identified."""
+        return self._keys.get(key.id) == key
+
+    def reread(self) -> None:
+        """Take up a changed file: a damaged line grants nothing, and a file that stays away grants nothing either."""
         self._checked_at = time.monotonic()
         version = _version(self._path)
-        if version == self._version:
+        if version is not None and version == self._version:
             return
-        self._version = version
         try:
-            self._keys = read_keys(self._path)
+            self._keys, damaged = _parse(_read(self._path))
         except InvalidSettings as error:
-            log.error("keys.unreadable", reason=error.message)
+            self._version = None
+            self._do_without(error.message)
+            return
+        self._version, self._unreadable_since = version, None
+        for complaint_ in damaged:
+            log.error("keys.damaged", reason=f"{self._path} {complaint_}")
+        self._warn_if_others_may_write()
+
+    def _do_without(self, reason: str) -> None:
+        """Keep the keys read last for the moment that it takes to replace a file, then none."""
+        now = time.monotonic()
+        if self._unreadable_since is None:
+            self._unreadable_since = now
+            log.error("keys.unreadable", reason=reason)
+        if self._keys and now - self._unreadable_since >= REPLACED_WITHIN_S:
+            self._keys = {}
+            log.error("keys.none", reason=reason)
+
+    def _warn_if_others_may_write(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._path.stat().st_mode & 0o022:
+                log.warning("keys.others_may_write", path=str(self._path))
 
 
 def make_key_ring(settings: Settings) -> KeyRing | None:
@@ -142,28 +170,41 @@ def read_keys(path: Path) -> Mapping[str, ApiKey]:
     Raises:
         InvalidSettings: as for `KeyRing`.
     """
+    keys, damaged = _parse(_read(path))
+    if damaged:
+        raise InvalidSettings(f"{path} {damaged[0]}", field="api_keys_file")
+    return keys
+
+
+def _read(path: Path) -> bytes:
     try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        return path.read_bytes()
+    except OSError as error:
         raise InvalidSettings(
-            f"cannot read the API keys in {path}: {reason}", field="api_keys_file"
+            f"cannot read the API keys in {path}: {error.strerror}", field="api_keys_file"
         ) from None
+
+
+def _parse(text: bytes) -> tuple[dict[str, ApiKey], list[str]]:
+    """The keys by id, and what is wrong with lines that hold none; of an id that stands twice, neither counts."""
     keys: dict[str, ApiKey] = {}
-    for number, line in enumerate(lines, 1):
+    damaged: list[str] = []
+    seen: set[str] = set()
+    for number, line in enumerate(text.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
         if not line.strip():
             continue
         try:
             key = ApiKey.model_validate_json(line)
         except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise InvalidSettings(f"{path} line {number}: {reason}", field="api_keys_file") from None
-        if key.id in keys:
-            raise InvalidSettings(
-                f"{path} line {number}: the id {key.id} stands twice", field="api_keys_file"
-            )
+            damaged.append(f"line {number}: {error.errors()[0]['msg']}")
+            continue
+        if key.id in seen:
+            damaged.append(f"line {number}: the id {key.id} stands twice")
+            keys.pop(key.id, None)
+            continue
+        seen.add(key.id)
         keys[key.id] = key
-    return keys
+    return keys, damaged
 
 
 def append_key(path: Path, line: ApiKey) -> None:
@@ -184,9 +225,10 @@ def append_key(path: Path, line: ApiKey) -> None:
         raise InvalidSettings(f"cannot write {path}: {error.strerror}", field="file") from None
 
 
-def _version(path: Path) -> tuple[int, int, int]:
+def _version(path: Path) -> tuple[int, int, int] | None:
+    """What differs when the file does; None while there is none."""
     try:
         stat = path.stat()
     except OSError:
-        return (0, 0, 0)  # gone for a moment while it is replaced: reading tells
+        return None
     return (stat.st_mtime_ns, stat.st_size, stat.st_ino)

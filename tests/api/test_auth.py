@@ -1,5 +1,7 @@
 """API keys: who may call, who sees whose jobs, how often."""
 
+import asyncio
+import codecs
 import re
 
 import httpx
@@ -183,24 +185,75 @@ def test_a_right_id_with_a_wrong_secret_is_nobody(keys):
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("spoil", [lambda path: path.write_text("{}\n"), lambda path: path.unlink()])
-async def test_a_key_file_that_breaks_while_we_run_is_told_to_the_log_alone(
-    spoil, keys, as_key, monkeypatch, capsys
+async def test_a_damaged_line_grants_nothing_and_takes_nothing_from_the_others(
+    keys, as_key, monkeypatch, capsys
 ):
-    """Every second a request met a 500 with the path of the file in it, sent by anybody."""
+    """The keys read last once stayed good as a whole: a key that had been removed went on working."""
     monkeypatch.setattr(api_keys, "RECHECK_S", 0.0)
-    path, _ = keys
-    spoil(path)
-    async with as_key("acme") as client, as_key("wrong") as stranger:
-        for _ in range(2):
-            assert (await client.get("/v1/jobs")).status_code == 200
-            answer = await stranger.get("/v1/jobs")
-            assert (answer.status_code, str(path) in answer.text) == (401, False)
-    assert capsys.readouterr().out.count("keys.unreadable") == 1
-    key, line = new_key("later")
-    path.write_text(line.model_dump_json())
-    async with as_key(key) as client:
+    path, made = keys
+    acme, globex, *others = path.read_text().splitlines()
+    async with as_key("acme") as client, as_key("globex") as other, as_key("reader") as third:
+        path.write_text("\n".join([globex[:-9], *others, others[0]]))
+        assert (await client.get("/v1/jobs")).status_code == 401, "its line was removed"
+        assert (await other.get("/v1/jobs")).status_code == 401, "its line is damaged"
+        assert (await third.get("/v1/jobs")).status_code == 401, "its line stands twice: which one is meant?"
+        assert str(path) not in (await other.get("/v1/jobs")).text
+        path.write_text("\n".join([acme, globex[:-9], *others]))
         assert (await client.get("/v1/jobs")).status_code == 200
+        assert (await third.get("/v1/jobs")).status_code == 200
+    told = capsys.readouterr().out
+    assert told.count("keys.damaged") == 3, "once for each damage, not for each request"
+    assert not any(key.split("_", 2)[2] in told for key in made.values())
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.unlink(),
+        lambda path: (path.unlink(), path.mkdir()),
+        lambda path: path.write_text(""),
+    ],
+    ids=["gone", "a folder", "empty"],
+)
+async def test_a_key_file_that_stays_away_grants_nothing(spoil, keys, as_key, monkeypatch, capsys):
+    monkeypatch.setattr(api_keys, "RECHECK_S", 0.0)
+    monkeypatch.setattr(api_keys, "REPLACED_WITHIN_S", 0.3)
+    path, _ = keys
+    text = path.read_bytes()
+    async with as_key("acme") as client:
+        spoil(path)
+        async with asyncio.timeout(30):
+            while (await client.get("/v1/jobs")).status_code != 401:  # noqa: ASYNC110 - nothing tells us
+                await asyncio.sleep(0.02)
+        assert capsys.readouterr().out.count("keys.unreadable") <= 1
+        if path.is_dir():
+            path.rmdir()
+        path.write_bytes(text)
+        assert (await client.get("/v1/jobs")).status_code == 200
+
+
+def test_a_key_file_may_be_away_while_another_takes_its_place(keys, monkeypatch):
+    monkeypatch.setattr(api_keys, "RECHECK_S", 0.0)
+    path, made = keys
+    ring = KeyRing(path)
+    path.rename(path.with_suffix(".old"))
+    assert ring.identify(made["acme"]).tenant == "acme"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o620, 0o602])
+def test_a_key_file_that_others_may_write_is_told(mode, keys, capsys):
+    """Whoever writes it makes keys."""
+    path, _ = keys
+    path.chmod(mode)
+    KeyRing(path)
+    assert ("keys.others_may_write" in capsys.readouterr().out) is bool(mode & 0o022)
+
+
+def test_a_byte_order_mark_and_line_ends_of_another_system_do_no_harm(keys):
+    path, made = keys
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert KeyRing(path).identify(made["acme"]).tenant == "acme"
 
 
 def test_a_key_added_below_a_line_without_an_end_spoils_neither(tmp_path):
