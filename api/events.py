@@ -19,6 +19,8 @@ from d3serve.store.records import JobRecord
 PING_EVERY_S = 15.0  # proxies close a connection that says nothing for a minute
 Place = tuple[int, int, int]
 QUEUED, STARTED, PROGRESS, ANSWER, DONE = range(5)
+# JSON escapes \n and \r; some readers of event streams also take these for the end of a line, and so of an event.
+_LINE_BREAKS: Final = {ord(sign): f"\\u{ord(sign):04x}" for sign in "\x85\u2028\u2029"}
 _ID: Final = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
 
@@ -70,7 +72,7 @@ def events_of(job: JobRecord, result: bytes | None) -> Iterator[tuple[Place, str
 
 
 def _event(place: Place, name: str, data: Any) -> bytes:
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))  # one line: JSON escapes line breaks
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(_LINE_BREAKS)
     return f"id: {place[0]}.{place[1]}.{place[2]}\nevent: {name}\ndata: {text}\n\n".encode()
 
 
