@@ -6,14 +6,18 @@ from collections.abc import AsyncIterator, Callable
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from d3serve import __version__
 from d3serve.api import routes_jobs, routes_service, routes_sync, routes_webhooks
 from d3serve.api.background import Background
+from d3serve.api.budget import BodyBudget
+from d3serve.api.calls import Calls
 from d3serve.api.dependencies import Parts
 from d3serve.api.edge import Edge, HTTPMetrics
 from d3serve.api.openapi import describe
+from d3serve.api.page_guard import refuse_web_pages
 from d3serve.api.problems import problem, problem_response
 from d3serve.api.served import ServedModels
 from d3serve.api_keys import make_key_ring
@@ -34,6 +38,10 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
     keys = make_key_ring(settings)
     egress = EgressPolicy(settings.webhook_allow)
 
+    def admit(headers: Headers) -> None:
+        if keys is None:
+            refuse_web_pages(headers, settings)
+
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         hooks = HookStore.open(settings)
@@ -42,8 +50,12 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
             open_store(settings) as store,
             Background(store) as background,
         ):
-            served = ServedModels(store, settings)
-            app.state.parts = Parts(settings, store, served, background, keys, hooks, egress)
+            served, calls = ServedModels(store, settings), Calls()
+            app.state.parts = Parts(
+                settings, store, served, background, keys, hooks, egress, calls, BodyBudget.of(settings)
+            )
+            if keys is not None:
+                background.keep(calls.watch(keys))
             yield
 
     app = FastAPI(
@@ -56,7 +68,7 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
         redoc_url=None,
     )
     app.state.http_registry = CollectorRegistry()
-    app.add_middleware(Edge, metrics=HTTPMetrics(app.state.http_registry))
+    app.add_middleware(Edge, metrics=HTTPMetrics(app.state.http_registry), admit=admit)
     for kind in (D3ServeError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _refuse)
     app.include_router(routes_jobs.router)

@@ -1,7 +1,6 @@
 """Work that outlives a response: wake-ups to send, the sweep that runs when no worker does."""
 
 import asyncio
-import contextlib
 from collections.abc import Coroutine
 from typing import Any, Final
 
@@ -21,19 +20,18 @@ class Background:
     def __init__(self, store: JobStore) -> None:
         self._store = store
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._sweeper: asyncio.Task[None] | None = None
+        self._endless: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Background":
         """Start the sweep."""
-        self._sweeper = asyncio.create_task(self._sweep())
+        self.keep(self._sweep())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Let tasks end for a few seconds, then cancel what is left."""
-        if self._sweeper:
-            self._sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
+        for task in self._endless:
+            task.cancel()
+        await asyncio.gather(*self._endless, return_exceptions=True)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=DRAIN_S)
             for task in list(self._tasks):
@@ -44,6 +42,10 @@ class Background:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, which has no end, until the process stops."""
+        self._endless.append(asyncio.create_task(work))
 
     async def _sweep(self) -> None:
         """Overdue jobs expire and dead leases go back, even while no worker lives to see to it."""

@@ -2,11 +2,13 @@
 
 import asyncio
 import zlib
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import zstandard
 from starlette.requests import Request
 
+from d3serve.api.budget import BodyBytes
 from d3serve.errors import (
     BodyTooLarge,
     InvalidJSON,
@@ -22,6 +24,7 @@ MAX_RATIO: Final = 200  # JSON compresses 3 to 30 times; a bomb, 1,000 times and
 RATIO_FREE_BYTES: Final = 2**20  # below this the ratio is nobody's concern
 MAX_GZIP_MEMBERS: Final = 16  # a client writes one; each costs a copy of what is left
 ZSTD_MAX_WINDOW_BYTES: Final = 8 * 2**20  # RFC 9659: the window a zstd content coding may use
+PIECE_BYTES: Final = 2**20  # decoded at a time, so that a body is refused before it is there
 INLINE_BYTES: Final = 256 * 2**10  # decoding more than this leaves the event loop for a thread
 JSON_TYPES: Final = ("application/json", "text/json")
 
@@ -33,16 +36,18 @@ async def read_object(request: Request, settings: Settings) -> tuple[bytes, dict
         UnsupportedMediaType, UnsupportedEncoding, BodyTooLarge: before the body is read, where headers tell.
         InvalidJSON: the body is not strict JSON, or does not decode.
         InvalidRequest: it is JSON, but no object.
+        Overloaded, RateLimited: this process, or this caller, holds as many bytes of bodies as it may.
     """
     check_media_type(request.headers.get("content-type"), from_page="origin" in request.headers)
     coding = content_coding(request.headers.getlist("content-encoding"))
-    encoded = await _read(request, settings.max_body_bytes)
+    held: BodyBytes = request.state.body_bytes
+    encoded = await _read(request, settings.max_body_bytes, held)
     if coding == "identity":
         body = encoded
     elif len(encoded) <= INLINE_BYTES // 16:
-        body = decompress(encoded, coding, settings.max_body_bytes)
+        body = decompress(encoded, coding, settings.max_body_bytes, held.take)
     else:
-        body = await asyncio.to_thread(decompress, encoded, coding, settings.max_body_bytes)
+        body = await asyncio.to_thread(decompress, encoded, coding, settings.max_body_bytes, held.take)
     if not body.strip():
         raise InvalidJSON("the body is empty; send a JSON object")
     value = read_json(body, max_depth=settings.max_json_depth)
@@ -100,7 +105,7 @@ def content_coding(headers: list[str]) -> str:
     return coding
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def _read(request: Request, limit: int, held: BodyBytes) -> bytes:
     """The body as sent; refused as soon as its header or its stream shows that it passes `limit` bytes."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit:
@@ -111,34 +116,49 @@ async def _read(request: Request, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise _too_large(limit)
+        held.take(len(part))
         parts.append(part)
     return b"".join(parts)
 
 
-def decompress(encoded: bytes, coding: str, limit: int) -> bytes:
+def decompress(encoded: bytes, coding: str, limit: int, take: Callable[[int], None]) -> bytes:
     """The decoded body; never builds more than `limit` bytes, nor past 1 MiB more than 200 times what came.
+
+    `take` is told of each piece before the next one is made.
 
     Raises:
         BodyTooLarge: it would pass either bound.
         InvalidJSON: the bytes are not what `coding` says.
+    and what `take` raises.
     """
     bound = min(limit, max(RATIO_FREE_BYTES, MAX_RATIO * len(encoded)))
+    pieces, size = [], 0
     try:
-        if coding == "gzip":
-            body = _gunzip(encoded, bound + 1)
-        else:
-            decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_MAX_WINDOW_BYTES)
-            with decompressor.stream_reader(encoded, read_across_frames=True) as stream:
-                body = stream.read(bound + 1)
+        for piece in _gunzip(encoded) if coding == "gzip" else _unzstd(encoded):
+            size += len(piece)
+            if size > bound:
+                raise _too_large(bound)
+            take(len(piece))
+            pieces.append(piece)
     except (zlib.error, zstandard.ZstdError):
         raise InvalidJSON(f"the body does not decode as {coding}") from None
-    if len(body) > bound:
-        raise _too_large(bound)
-    return body
+    return b"".join(pieces)
 
 
-def _gunzip(encoded: bytes, most: int) -> bytes:
-    """The members of a gzip body, until `most` bytes.
+def _unzstd(encoded: bytes) -> Iterator[bytes]:
+    """The frames of a zstd body, in pieces.
+
+    Raises:
+        zstandard.ZstdError: not zstd, or cut off.
+    """
+    decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_MAX_WINDOW_BYTES)
+    with decompressor.stream_reader(encoded, read_across_frames=True) as stream:
+        while piece := stream.read(PIECE_BYTES):
+            yield piece
+
+
+def _gunzip(encoded: bytes) -> Iterator[bytes]:
+    """The members of a gzip body, in pieces.
 
     `gzip.GzipFile` reads headers and what lies between members byte by byte: 48 MiB of empty ones held up every other
     request for 10 s.
@@ -146,15 +166,15 @@ def _gunzip(encoded: bytes, most: int) -> bytes:
     Raises:
         zlib.error: not gzip, cut off, or too many members.
     """
-    parts: list[bytes] = []
     for _ in range(MAX_GZIP_MEMBERS):
         member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-        parts.append(member.decompress(encoded, most))
-        most -= len(parts[-1])
-        if most == 0 or (member.eof and not member.unused_data):
-            return b"".join(parts)
+        while piece := member.decompress(encoded, PIECE_BYTES):
+            yield piece
+            encoded = member.unconsumed_tail
         if not member.eof:
             raise zlib.error("cut off")
+        if not member.unused_data:
+            return
         encoded = member.unused_data
     raise zlib.error("too many members")
 

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Request
 
 from d3serve.api.background import Background
+from d3serve.api.budget import BodyBudget
+from d3serve.api.calls import Calls
 from d3serve.api.served import ServedModels
 from d3serve.api_keys import KeyRing
 from d3serve.egress import EgressPolicy
@@ -34,6 +36,8 @@ class Parts:
     keys: KeyRing | None
     hooks: HookStore
     egress: EgressPolicy
+    calls: Calls
+    body_budget: BodyBudget
 
 
 async def parts(request: Request) -> Parts:

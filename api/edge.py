@@ -1,9 +1,13 @@
 """What every request gets, whatever route it meets: an id, timing, a log line, a count, no bare 500."""
 
+import asyncio
+import contextlib
+import errno
 import re
 import time
 import traceback
 import uuid
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -12,8 +16,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from d3serve.api.heads import check_head
 from d3serve.api.problems import problem_response
-from d3serve.errors import InternalError
+from d3serve.errors import D3ServeError, InternalError, Overloaded, ShuttingDown
 
 log = structlog.get_logger("d3serve.api")
 _USABLE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -35,61 +40,119 @@ class HTTPMetrics:
 class Edge:
     """ASGI middleware, outermost. It logs method, path template and status: no body, no query, no key."""
 
-    def __init__(self, app: ASGIApp, metrics: HTTPMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: HTTPMetrics, admit: Callable[[Headers], None]) -> None:
+        """`admit` raises for a request that gets nothing from any route."""
         self.app = app
         self.metrics = metrics
+        self.admit = admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection; an exception that nobody foresaw becomes the one error body."""
+        """Serve one request; whatever ends it early becomes the one error body."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = _request_id(Headers(scope=scope).get("x-request-id"))
-        scope.setdefault("state", {})["request_id"] = request_id
-        began = time.perf_counter()
-        status = 0
+        headers = Headers(scope=scope)
+        exchange = Exchange(scope, send, _request_id(headers.get("x-request-id")))
+        with contextlib.ExitStack() as at_end:
+            exchange.scope["state"]["at_end"] = at_end
+            try:
+                check_head(scope)
+                self.admit(headers)
+                await self.app(exchange.scope, receive, exchange.send)
+            except ClientDisconnect:
+                exchange.status = exchange.status or 499
+            except (Exception, asyncio.CancelledError) as error:
+                await exchange.end_with(error, receive)
+            finally:
+                self._account(scope["method"], exchange)
 
-        async def send_with_headers(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers.setdefault("Cache-Control", "no-store")  # else a 404 or 410 may be kept, and a secret
-                headers["X-Request-Id"] = headers["x-typesafe-request-id"] = request_id
-                if "allowance" in scope["state"]:
-                    headers.update(scope["state"]["allowance"].headers())
-                headers.append("Server-Timing", f"total;dur={(time.perf_counter() - began) * 1000:.1f}")
-            await send(message)
-
-        try:
-            await self.app(scope, receive, send_with_headers)
-        except ClientDisconnect:
-            status = status or 499
-        except Exception as error:
-            # Frames and type only: the text of an unforeseen exception may quote the request.
-            trace = "".join(traceback.format_tb(error.__traceback__))
-            log.error("unforeseen", request_id=request_id, kind=type(error).__name__, trace=trace)
-            if status:
-                raise
-            response = problem_response(
-                InternalError("something broke on our side; the request id helps to find it"),
-                instance=scope["path"],
-                request_id=request_id,
-            )
-            await response(scope, receive, send_with_headers)
-        finally:
-            self._account(scope, request_id, status, time.perf_counter() - began)
-
-    def _account(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "(none)")
-        method = scope["method"] if route != "(none)" else "(any)"
-        self.metrics.requests.labels(method, route, status).inc()
-        self.metrics.seconds.labels(method, route).observe(seconds)
+    def _account(self, method: str, exchange: "Exchange") -> None:
+        seconds = time.perf_counter() - exchange.began
+        route = getattr(exchange.scope.get("route"), "path", "(none)")
+        self.metrics.requests.labels(method if route != "(none)" else "(any)", route, exchange.status).inc()
+        self.metrics.seconds.labels(method if route != "(none)" else "(any)", route).observe(seconds)
         if route not in _QUIET:
             log.info(
-                "request", request_id=request_id, method=scope["method"], route=route, status=status,
-                duration_ms=round(seconds * 1000, 1), key=scope["state"].get("key_id"),
+                "request", request_id=exchange.request_id, method=method, route=route, status=exchange.status,
+                duration_ms=round(seconds * 1000, 1), key=exchange.scope["state"].get("key_id"),
             )  # fmt: skip
+
+
+class Exchange:
+    """One request and its answer: a HEAD is a GET whose answer has no body, and an end that nobody planned is told."""
+
+    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+        self.scope = {**scope, "state": {**scope.get("state", {}), "request_id": request_id}}
+        self.request_id = request_id
+        self.began = time.perf_counter()
+        self.status = 0
+        self._send = send
+        self._length_told = self._complete = False
+        self._head_only = scope["method"] == "HEAD"
+        if self._head_only:
+            self.scope["method"] = "GET"
+
+    async def send(self, message: Message) -> None:
+        """Pass on what the application says, with the headers that every answer has."""
+        if self._complete:
+            return  # the body of an answer to HEAD
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self._add_headers(MutableHeaders(scope=message))
+            await self._send(message)
+            if self._head_only:
+                message = {"type": "http.response.body"}  # at once: a stream's body might never come
+            else:
+                return
+        self._complete = not message.get("more_body", False)
+        await self._send(message)
+
+    def _add_headers(self, headers: MutableHeaders) -> None:
+        state = self.scope["state"]
+        headers.setdefault("Cache-Control", "no-store")  # else a 404 or 410 may be kept, and a secret
+        headers["X-Request-Id"] = headers["x-typesafe-request-id"] = self.request_id
+        if "allowance" in state:
+            headers.update(state["allowance"].headers())
+        headers.append("Server-Timing", f"total;dur={(time.perf_counter() - self.began) * 1000:.1f}")
+        self._length_told = "content-length" in headers
+
+    async def end_with(self, error: BaseException, receive: Receive) -> None:
+        """Answer with `error`, or end the stream that has begun.
+
+        Raises:
+            BaseException: `error`, if an answer has begun that cannot end well.
+        """
+        known = self._known(error)
+        if known is None:
+            # Frames and type only: the text of an unforeseen exception may quote the request.
+            trace = "".join(traceback.format_tb(error.__traceback__))
+            log.error("unforeseen", request_id=self.request_id, kind=type(error).__name__, trace=trace)
+        if not self.status:
+            response = problem_response(
+                known or InternalError("something broke on our side; the request id helps to find it"),
+                instance=self.scope["path"],
+                request_id=self.request_id,
+                headers={"Connection": "close"},  # what follows such a request may be a part of it
+            )
+            await response(self.scope, receive, self.send)
+        elif known is None or self._length_told:
+            raise error
+        else:
+            await self.send({"type": "http.response.body"})
+
+    def _known(self, error: BaseException) -> D3ServeError | None:
+        """What to tell of it; None for what nobody foresaw."""
+        match error:
+            case D3ServeError():
+                return error
+            case asyncio.CancelledError():  # its key is gone, or the time is up that a stopping process leaves it
+                call = self.scope["state"].get("call")
+                return (call and call.ended_by) or ShuttingDown("the service is stopping; ask again")
+            case OSError(errno=errno.EMFILE | errno.ENFILE):
+                log.error("out_of_descriptors", request_id=self.request_id)
+                return Overloaded("this process has no file descriptors left; ask again")
+            case _:
+                return None
 
 
 def _request_id(sent: str | None) -> str:

@@ -4,7 +4,7 @@ import ipaddress
 from typing import Final
 from urllib.parse import urlsplit
 
-from fastapi import Request
+from starlette.datastructures import Headers
 
 from d3serve.api_keys import is_loopback
 from d3serve.errors import Forbidden
@@ -13,7 +13,7 @@ from d3serve.settings import Settings
 ANY_HOST: Final = "*"
 
 
-def refuse_web_pages(request: Request, settings: Settings) -> None:
+def refuse_web_pages(headers: Headers, settings: Settings) -> None:
     """Admit programs, and the pages and names of hosts that the operator has named.
 
     A page whose own name was made to lead here (DNS rebinding) has that name as Host, and could read every job; one
@@ -25,7 +25,6 @@ def refuse_web_pages(request: Request, settings: Settings) -> None:
     """
     if ANY_HOST in settings.allowed_hosts:
         return
-    headers = request.headers
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
     embedded = headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate"
     for name in [_host_of(f"//{host}") for host in hosts if host]:

@@ -143,6 +143,7 @@ async def result(job_id: str, parts: TheParts, tenant: Reader) -> Response:
 async def events(job_id: str, request: Request, parts: TheParts, tenant: Reader) -> Response:
     """Server-sent events until the job is done: queued, started, progress, answer, done."""
     await parts.store.get(job_id, tenant)  # unknown and gone must be told before a stream begins
+    request.state.at_end.enter_context(parts.calls.stream(request.state.caller))
     text = stream(
         parts.store.watch(job_id, tenant),
         lambda: parts.store.result(job_id, tenant),

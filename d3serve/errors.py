@@ -28,6 +28,7 @@
     │   ├── InternalError            500 internal_error
     │   ├── InvalidModelOutput       500 invalid_model_output
     │   ├── NoWorker                 503 no_worker            (retryable)
+    │   ├── Overloaded               503 overloaded           (retryable)
     │   ├── ShuttingDown             503 shutting_down        (retryable)
     │   ├── StorageUnavailable       503 storage_unavailable  (retryable)
     │   ├── StillRunning             504 still_running        (retryable)
@@ -241,6 +242,14 @@ class NoWorker(ServiceError):
     """No live worker serves the model."""
 
     code = "no_worker"
+    http_status = 503
+    retryable = True
+
+
+class Overloaded(ServiceError):
+    """The process has as much in hand as it can hold: bodies, connections, file descriptors."""
+
+    code = "overloaded"
     http_status = 503
     retryable = True
 

@@ -12,7 +12,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from d3serve.api.bodies import MAX_RATIO, check_media_type, content_coding, decompress, read_object
+from d3serve.api import bodies
+from d3serve.api.bodies import MAX_RATIO, check_media_type, content_coding, read_object
+from d3serve.api.budget import BodyBudget, BodyBytes
 from d3serve.errors import (
     BodyTooLarge,
     InvalidJSON,
@@ -38,7 +40,12 @@ def request_of(parts, **headers):
         return {"type": "http.request", "body": queue.pop(0), "more_body": bool(queue)}
 
     names = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Request({"type": "http", "method": "POST", "headers": names}, receive), sent
+    state = {"body_bytes": BodyBytes(BodyBudget(100 * MIB), "somebody")}
+    return Request({"type": "http", "method": "POST", "headers": names, "state": state}, receive), sent
+
+
+def decompress(encoded, coding, limit):
+    return bodies.decompress(encoded, coding, limit, lambda _: None)
 
 
 async def read(body, **headers):
