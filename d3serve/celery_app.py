@@ -36,9 +36,10 @@ def queue_name(lane: Lane) -> str:
 
 def broker_url(server: RedisURL) -> str:
     """What kombu is told of a server: which transport, and what it prints. The transport itself reads our own URL."""
-    if server.master is None:
-        return "redis://"
-    return ";".join(f"sentinel://{_spelled(host)}:{port}" for host, port in server.hosts)
+    scheme = "sentinel" if server.master else "redis"
+    return (
+        ";".join(f"{scheme}://{_spelled(host)}:{port}" for host, port in server.hosts) or "redis://localhost"
+    )
 
 
 def _spelled(host: str) -> str:

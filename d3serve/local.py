@@ -10,6 +10,7 @@ import httpx
 
 from d3serve.api_keys import make_key_ring
 from d3serve.broker import running_broker
+from d3serve.logs import configure_logging
 from d3serve.settings import METRICS_FOLDER, Settings
 from d3serve.supervisor import ProcessTree, listening
 
@@ -25,6 +26,7 @@ def running(settings: Settings) -> Iterator[tuple[ProcessTree, str]]:
         StartupError: a setting or the API keys are refused, the port is taken, a process ended, or nothing came up
             within half an hour.
     """
+    configure_logging(settings, process="up")
     make_key_ring(settings)  # what the API would refuse, before a worker loads a model
     with listening(settings.host, settings.port, settings.api_processes) as listeners, \
             running_broker(settings) as broker:  # fmt: skip

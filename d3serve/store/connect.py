@@ -98,7 +98,9 @@ def connection_class(scheme: str, *, asynchronous: bool = False) -> Any:
         "sentinel": room.sentinel.SentinelManagedConnection,
     }
     kind = kinds[scheme]
-    return type(kind.__name__, (_PatientAsync if asynchronous else _Patient, kind), {})
+    # redis-py counts failed health checks by host and port, and falls over a connection that has none.
+    named = {"host": "unix", "port": 0} if scheme == "unix" else {}
+    return type(kind.__name__, (_PatientAsync if asynchronous else _Patient, kind), named)
 
 
 def server_of(settings: Settings) -> RedisURL:

@@ -1,0 +1,134 @@
+"""`d3serve up` as a process tree: what it outlives, what ends it, and what it says then."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+
+READY = re.compile(r"d3serve is ready: (http://\S+)")
+BODY = {"model": "jev-latest", "state": "s", "questions": {"q": {"type": "noul", "instructions": "so?"}}}
+pytestmark = pytest.mark.timeout(180)
+
+
+class Up:
+    """One `d3serve up` with the fake engine."""
+
+    def __init__(self, folder, log, *more):
+        self.folder, self._log = folder, log
+        command = [sys.executable, "-m", "d3serve", "up", "--port", "0", "--model", "fake:", *more]
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [*command, "--data-dir", str(folder)], stderr=stderr, stdout=subprocess.DEVNULL
+            )
+        self.url = until(lambda: READY.search(self.log()) or self.process.poll() is not None, 60)[1]
+
+    def log(self):
+        return self._log.read_text()
+
+    def broker_pid(self):
+        with redis.Redis(unix_socket_path=str(self.folder / "valkey.sock")) as client:
+            return client.info("server")["process_id"]
+
+    def answers(self):
+        with httpx.Client(base_url=self.url, timeout=30, trust_env=False) as client:
+            return client.post("/v1/systemone", json=BODY).status_code == 200
+
+    def end(self, timeout=20):
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout)
+
+
+def until(holds, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    while not (found := holds()):
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture
+def up(tmp_path):
+    with ExitStack() as stack:
+
+        def start(folder="data", *more):
+            tree = Up(tmp_path / folder, tmp_path / "up.log", *more)
+            stack.callback(tree.process.wait)
+            stack.callback(tree.process.kill)
+            return tree
+
+        yield start
+
+
+def test_a_broker_that_is_killed_comes_back_with_its_jobs(up):
+    tree = up()
+    with httpx.Client(base_url=tree.url, timeout=30, trust_env=False) as client:
+        job = client.post("/v1/jobs", json=BODY).json()["id"]
+        client.get(f"/v1/jobs/{job}", params={"wait": 30})
+        killed = tree.broker_pid()
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: client.get("/readyz").status_code == 200 and tree.broker_pid() != killed, 30)
+        assert client.get(f"/v1/jobs/{job}").json()["status"] == "succeeded"
+    assert tree.answers()
+    assert "broker.back" in tree.log()
+    assert tree.end() == 0
+
+
+def test_a_broker_that_keeps_dying_ends_the_tree_with_one_line(up):
+    tree = up()
+    while tree.process.poll() is None:
+        try:
+            os.kill(tree.broker_pid(), signal.SIGKILL)
+        except (redis.RedisError, ProcessLookupError):
+            time.sleep(0.05)
+    assert tree.process.returncode == 2
+    assert "the embedded broker died 4 times" in tree.log().splitlines()[-1]
+    assert "Traceback" not in tree.log()
+
+
+def test_the_last_line_names_the_process_that_ended_the_tree(up):
+    tree = up()
+    children = Path(f"/proc/{tree.process.pid}/task/{tree.process.pid}/children").read_text().split()
+    [sender] = [pid for pid in children if b"webhooks" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(int(sender), signal.SIGKILL)
+    assert tree.process.wait(40) == 2
+    assert "the webhooks process ended with exit code -9" in tree.log().splitlines()[-1]
+
+
+@pytest.mark.parametrize("folder", ["a#b", "100%25 done?", "semi;colon @:,+&"])
+def test_a_data_directory_may_be_called_anything(up, folder):
+    tree = up(folder)
+    assert tree.answers()
+    assert tree.end() == 0
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="redirections")
+def test_up_runs_with_a_log_that_cannot_be_written(tmp_path):
+    command = (
+        f"exec {sys.executable} -m d3serve up --port 18{os.getpid() % 1000:03} --model fake: "
+        f"--data-dir {tmp_path} 2>/dev/full"
+    )
+    with subprocess.Popen(["bash", "-c", command]) as process:
+        url = f"http://127.0.0.1:18{os.getpid() % 1000:03}"
+
+        def ready():
+            with httpx.Client(base_url=url, trust_env=False) as client:
+                try:
+                    return client.get("/readyz").status_code == 200
+                except httpx.TransportError:
+                    return process.poll() is not None
+
+        until(ready, 60)
+        with httpx.Client(base_url=url, trust_env=False) as client:
+            statuses = [client.get("/healthz").status_code for _ in range(200)]  # on one connection
+        assert statuses == [200] * 200
+        process.terminate()
+        assert process.wait(30) == 0
