@@ -21,11 +21,11 @@ from d3serve.api.page_guard import refuse_web_pages
 from d3serve.api.problems import problem, problem_response
 from d3serve.api.served import ServedModels
 from d3serve.api_keys import make_key_ring
-from d3serve.egress import EgressPolicy
 from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.settings import Settings
-from d3serve.store.hooks import HookStore
 from d3serve.store.jobs import JobStore
+from d3serve.webhooks.egress import EgressPolicy
+from d3serve.webhooks.outbox import HookStore
 from d3serve.wording import complaint
 
 

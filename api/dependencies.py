@@ -14,11 +14,11 @@ from d3serve.api.budget import BodyBudget
 from d3serve.api.calls import Calls
 from d3serve.api.served import ServedModels
 from d3serve.api_keys import KeyRing
-from d3serve.egress import EgressPolicy
 from d3serve.errors import InvalidRequest
 from d3serve.settings import Settings
-from d3serve.store.hooks import HookStore
 from d3serve.store.jobs import JobStore
+from d3serve.webhooks.egress import EgressPolicy
+from d3serve.webhooks.outbox import HookStore
 
 _KEY: Final = re.compile(r"(?=.*\S)[\x20-\x7e]{1,255}")
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")

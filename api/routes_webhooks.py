@@ -17,7 +17,7 @@ from d3serve.api.webhooks import (
     delivery_resource,
     endpoint_resource,
 )
-from d3serve.store.hooks import DeliveryState
+from d3serve.webhooks.outbox import DeliveryState
 
 router = APIRouter(tags=["webhooks"], responses=PROBLEMS)
 ENDPOINTS, DELIVERIES = "/v1/webhook-endpoints", "/v1/webhook-deliveries"

@@ -125,7 +125,7 @@ def webhooks(redis_url: RedisUrl = None, exit_with_parent: ExitWithParent = Fals
     """Run the webhook sender: deliver the events of finished jobs, with retries."""
     settings = _settings(locals(), leave_out=("exit_with_parent",))
     leave_start_folder()
-    from d3serve.worker.webhooks import webhooks_main
+    from d3serve.webhooks.main import webhooks_main
 
     if exit_with_parent:
         supervisor.exit_with_parent()

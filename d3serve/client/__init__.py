@@ -11,6 +11,6 @@ with `invalid_question` is raised as `InvalidQuestion`.
 from d3serve.client.clients import AsyncClient, Client
 from d3serve.client.events import Event
 from d3serve.client.protocol import Job, JobPage
-from d3serve.signing import verify as verify_webhook
+from d3serve.webhooks.signing import verify as verify_webhook
 
 __all__ = ["AsyncClient", "Client", "Event", "Job", "JobPage", "verify_webhook"]

@@ -10,7 +10,7 @@ import pytest
 from d3serve import errors
 from d3serve.client import AsyncClient, Client, verify_webhook
 from d3serve.client import protocol as wire
-from d3serve.signing import new_secret, signature_headers
+from d3serve.webhooks.signing import new_secret, signature_headers
 
 QUESTIONS = {"spam": {"type": "noul", "instructions": "Is it spam?"}}
 QUEUED = {"id": "job_1", "status": "queued", "done": False, "attempt": 0}

@@ -8,8 +8,8 @@ import pytest
 
 from d3serve.api import webhooks
 from d3serve.api_keys import PUBLIC_TENANT
-from d3serve.store.hooks import Try
-from d3serve.worker.webhooks import after
+from d3serve.webhooks.outbox import Try
+from d3serve.webhooks.sender import after
 
 pytestmark = pytest.mark.anyio
 BODY = {"model": "jev-latest", "state": "hello", "questions": {"q": {"type": "noul", "instructions": "x"}}}

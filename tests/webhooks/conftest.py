@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from d3serve.egress import EgressPolicy
 from d3serve.schemas import (
     DecisionRequest,
     DecisionResponse,
@@ -21,11 +20,12 @@ from d3serve.schemas import (
     WebhookTarget,
 )
 from d3serve.settings import Settings
-from d3serve.store.hooks import HookStore
 from d3serve.store.jobs import JobStore
 from d3serve.store.turns import TurnStore
-from d3serve.worker.outbound import Outbound
-from d3serve.worker.webhooks import Sender
+from d3serve.webhooks.egress import EgressPolicy
+from d3serve.webhooks.outbound import Outbound
+from d3serve.webhooks.outbox import HookStore
+from d3serve.webhooks.sender import Sender
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

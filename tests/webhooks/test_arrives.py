@@ -13,7 +13,7 @@ import standardwebhooks
 
 from d3serve.api.app import create_app
 from d3serve.schemas import JobError
-from d3serve.worker import webhooks
+from d3serve.webhooks import sender as webhooks
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("sender")]
 

@@ -10,7 +10,7 @@ from d3serve.api.app import create_app
 from d3serve.api_keys import PUBLIC_TENANT
 from d3serve.client import verify_webhook
 from d3serve.schemas import JobError
-from d3serve.worker import webhooks
+from d3serve.webhooks import sender as webhooks
 
 
 @pytest.mark.anyio
@@ -47,7 +47,7 @@ async def test_a_job_posted_over_http_has_its_event_signed_with_the_secret_shown
 
 def test_the_sender_loads_no_model():
     code = (
-        "import sys, d3serve.worker.webhooks; "
+        "import sys, d3serve.webhooks.main; "
         "bad = {'torch', 'transformers', 'fastapi'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -6,9 +6,9 @@ import socket
 import httpcore
 import pytest
 
-from d3serve.egress import EgressPolicy, destination
 from d3serve.errors import InvalidRequest, InvalidSettings
-from d3serve.worker.outbound import Outbound, SendFailed
+from d3serve.webhooks.egress import EgressPolicy, destination
+from d3serve.webhooks.outbound import Outbound, SendFailed
 
 pytestmark = pytest.mark.anyio
 

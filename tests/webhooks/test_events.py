@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -143,6 +144,15 @@ async def test_what_was_erased_while_it_was_sent_stays_erased(
     assert not await asyncio.wait_for(answers.get(), 15)
     (line,) = await hooks.deliveries("acme", job_id=job_id)
     assert (line.state, line.next_try_at) == ("erased", None)
+
+
+async def test_what_no_receiver_took_is_erased_with_its_job_too(finish_job, store, hooks):
+    job_id = await finish_job(HOOK)
+    (due,) = await hooks.deliveries("acme")
+    await hooks.settle(replace(due, state="dead", next_try_at=None))
+    await store.delete(job_id, "acme")
+    kept = await hooks.delivery(due.id)
+    assert (kept.state, kept.data) == ("dead", None)
 
 
 async def test_every_event_of_a_job_that_was_retried_is_erased(submit, store, hooks, raw_redis):

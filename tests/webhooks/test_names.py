@@ -9,9 +9,11 @@ import time
 
 import pytest
 
-from d3serve.worker import names, webhooks
-from d3serve.worker.names import Names, NotNow
-from d3serve.worker.outbound import SendFailed
+from d3serve.webhooks import names
+from d3serve.webhooks import sender as webhooks
+from d3serve.webhooks.egress import EgressPolicy
+from d3serve.webhooks.names import Names, NotNow
+from d3serve.webhooks.outbound import Outbound, SendFailed
 
 pytestmark = pytest.mark.anyio
 
@@ -98,7 +100,7 @@ async def test_a_host_that_is_no_name_does_not_resolve():
 
 async def test_the_log_says_that_it_was_the_name(lookups, settings, monkeypatch):  # noqa: ARG001
     monkeypatch.setattr(names, "TIMEOUT_S", 0.05)
-    outbound = webhooks.Outbound(webhooks.EgressPolicy(), 1.0)
+    outbound = Outbound(EgressPolicy(), 1.0)
     with pytest.raises(SendFailed, match=r"^the name a.tarpit.test did not resolve within"):
         await outbound.post("acme", "https://a.tarpit.test/", {}, b"")
 
@@ -131,7 +133,7 @@ async def test_one_tenants_slow_name_server_stops_nobody_and_costs_no_try(
 def test_a_sender_that_stops_does_not_wait_for_a_lookup(tmp_path):
     code = """
 import asyncio, socket, time
-from d3serve.worker import names
+from d3serve.webhooks import names
 socket.getaddrinfo = lambda *_, **__: time.sleep(40)
 names.TIMEOUT_S = 0.1
 try:

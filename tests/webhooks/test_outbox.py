@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from d3serve.errors import EventErased, NotFound
-from d3serve.store.hooks import Try
 from d3serve.store.keys import Keys
+from d3serve.webhooks.outbox import Try
 
 pytestmark = pytest.mark.anyio
 KEEP_S = 7 * 86_400

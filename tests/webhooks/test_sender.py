@@ -17,9 +17,10 @@ from email.utils import formatdate
 import pytest
 import standardwebhooks
 
-from d3serve.store.hooks import Delivery, Try
-from d3serve.worker import webhooks
-from d3serve.worker.outbound import Reply
+from d3serve.webhooks import sender as webhooks
+from d3serve.webhooks.egress import EgressPolicy
+from d3serve.webhooks.outbound import Outbound, Reply
+from d3serve.webhooks.outbox import Delivery, Try
 
 pytestmark = pytest.mark.anyio
 
@@ -156,7 +157,7 @@ async def test_after_five_failures_a_receiver_is_left_alone_for_a_while(
 
 async def test_of_many_receivers_the_idle_ones_are_forgotten(hooks, settings, monkeypatch):
     monkeypatch.setattr(webhooks, "MAX_RECEIVERS", 3)
-    sender = webhooks.Sender(hooks, webhooks.Outbound(webhooks.EgressPolicy(), 1.0), settings)
+    sender = webhooks.Sender(hooks, Outbound(EgressPolicy(), 1.0), settings)
     shut, busy = (sender._receiver(replace(delivery(), url=f"https://{name}/")) for name in ("shut", "busy"))
     shut.closed_until, busy.sending = time.monotonic() + 60, 1
     for number in range(20):
@@ -184,7 +185,7 @@ async def test_no_tenant_takes_all_the_places_or_shuts_a_receiver_for_another(
 ):
     monkeypatch.setattr(webhooks, "PER_TENANT", 2)
     hanging, shared = [make_receiver(hang=True) for _ in range(4)], make_receiver(*[(500, {})] * 5)
-    at_once, post = Counter(), webhooks.Outbound.post
+    at_once, post = Counter(), Outbound.post
 
     async def counted(outbound, tenant, url, *rest):
         at_once["now"] += url != shared.url
@@ -194,7 +195,7 @@ async def test_no_tenant_takes_all_the_places_or_shuts_a_receiver_for_another(
         finally:
             at_once["now"] -= url != shared.url
 
-    monkeypatch.setattr(webhooks.Outbound, "post", counted)
+    monkeypatch.setattr(Outbound, "post", counted)
     for receiver in hanging:
         await hooks.open_delivery("greedy", "job.failed", receiver.url, None, "{}")
     await asyncio.to_thread(lambda: [one.wait_for(1) for one in hanging[:2]])
@@ -219,7 +220,7 @@ async def test_a_host_that_can_be_no_name_is_a_failed_try_and_not_tried_for_ever
 async def test_an_address_that_was_allowed_at_submit_is_judged_again_at_every_try(
     finish_job, hooks, sender_of
 ):
-    closed = webhooks.Outbound(webhooks.EgressPolicy(), 1.0)
+    closed = Outbound(EgressPolicy(), 1.0)
     await finish_job({"url": "https://localhost:8443/"})
     async with sender_of(hooks, closed):
         (delivery,) = await settled(hooks, state="pending", tries=1)
@@ -229,15 +230,16 @@ async def test_an_address_that_was_allowed_at_submit_is_judged_again_at_every_tr
 RUN = """
 import os, signal, sys
 from d3serve.settings import Settings
-from d3serve.worker import webhooks
-webhooks.SCHEDULE_S, webhooks.LEASE_SPARE_S = (0.3,) * 9, 0.5
+from d3serve.webhooks import outbox, sender
+from d3serve.webhooks.main import webhooks_main
+sender.SCHEDULE_S, sender.LEASE_SPARE_S = (0.3,) * 9, 0.5
 
 async def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 for step in sys.argv[1:]:
-    setattr(webhooks.HookStore, step, die)
-sys.exit(webhooks.webhooks_main(Settings.load()))
+    setattr(outbox.HookStore, step, die)
+sys.exit(webhooks_main(Settings.load()))
 """
 
 

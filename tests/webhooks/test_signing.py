@@ -12,7 +12,7 @@ import pytest
 import standardwebhooks
 
 from d3serve.errors import InvalidRequest
-from d3serve.signing import new_secret, signature_headers, verify
+from d3serve.webhooks.signing import new_secret, signature_headers, verify
 
 BODY = '{"type":"job.succeeded","data":{"é":"\u2028"}}'.encode()
 

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import httpcore
 
-from d3serve.egress import Destination, EgressPolicy
 from d3serve.errors import InvalidRequest
-from d3serve.worker.names import TIMEOUT_S, Names
+from d3serve.webhooks.egress import Destination, EgressPolicy
+from d3serve.webhooks.names import TIMEOUT_S, Names
 
 MAX_REPLY_BYTES: Final = 4 * 1024  # read out of courtesy; a receiver cannot hold us with more
 

@@ -8,7 +8,6 @@ when its claim runs out, under the same `webhook-id` and with the same bytes.
 import asyncio
 import contextlib
 import random
-import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -18,15 +17,13 @@ from typing import Final
 
 import structlog
 
-from d3serve.egress import EgressPolicy, destination
 from d3serve.errors import NotFound, StorageUnavailable
-from d3serve.logs import configure_logging
 from d3serve.settings import Settings
-from d3serve.signing import signature_headers
-from d3serve.store.connect import check_server
-from d3serve.store.hooks import Delivery, DeliveryState, HookStore, Try
-from d3serve.worker.names import NotNow
-from d3serve.worker.outbound import Outbound, Reply, SendFailed
+from d3serve.webhooks.egress import destination
+from d3serve.webhooks.names import NotNow
+from d3serve.webhooks.outbound import Outbound, Reply, SendFailed
+from d3serve.webhooks.outbox import Delivery, DeliveryState, HookStore, Try
+from d3serve.webhooks.signing import signature_headers
 
 log = structlog.get_logger(__name__)
 
@@ -223,27 +220,3 @@ def retry_after_s(header: str | None, now_s: float) -> float:
     except (ValueError, OverflowError):
         return 0.0
     return min(max(wait_s, 0.0), MAX_RETRY_AFTER_S)
-
-
-def webhooks_main(settings: Settings) -> int:
-    """Run the sender until a signal stops it; the exit code.
-
-    Raises:
-        BrokerUnavailable: Redis does not answer, or may evict keys.
-    """
-    configure_logging(settings, process="webhooks")
-    check_server(settings)
-    asyncio.run(_main(settings))
-    return 0
-
-
-async def _main(settings: Settings) -> None:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    store = HookStore.open(settings)
-    outbound = Outbound(EgressPolicy(settings.webhook_allow), settings.webhook_timeout_s)
-    try:
-        await Sender(store, outbound, settings).run(stop)
-    finally:
-        await store.aclose()

@@ -15,10 +15,10 @@ from typing import Final, Literal, NamedTuple, Self
 from d3serve.errors import EventErased, InvalidRequest, NotFound
 from d3serve.schemas import JobEvent
 from d3serve.settings import Settings
-from d3serve.signing import new_secret
 from d3serve.store.connect import AsyncClient, open_async, storage_errors
 from d3serve.store.keys import Keys
 from d3serve.store.lua import run_script_async
+from d3serve.webhooks.signing import new_secret
 
 OLD_SECRET_S: Final = 86_400  # after a rotation both secrets sign for a day
 MAX_ENDPOINTS: Final = 100
