@@ -26,9 +26,7 @@ def _add_rms_norm_kernel(
     values = tl.load(x + row * x_stride + offs, mask=mask, other=0.0).to(tl.float32)
     if ADD:
         values += tl.load(residual + row * h + offs, mask=mask, other=0.0).to(tl.float32)
-        rounded = values.to(total.dtype.element_ty)
-        tl.store(total + row * h + offs, rounded, mask=mask)
-        values = rounded.to(tl.float32)  # normalise what the next layer will read
+        tl.store(total + row * h + offs, values, mask=mask)
     scale = tl.rsqrt(tl.sum(values * values, axis=0) / h + eps)
     gain = 1.0 + tl.load(weight + offs, mask=mask, other=0.0).to(tl.float32)
     out = (values * scale * gain).to(x.dtype.element_ty)
@@ -47,19 +45,21 @@ def add_rms_norm(
 
     Args:
         x: [T, h], rows may be strided.
-        residual: [T, h] contiguous, or None at the first layer, where the stream is `x` itself.
+        residual: [T, h] contiguous, updated in place if it is FP32; None at the first layer, where the stream is `x`.
         weight: [h].
         eps: inside the root.
         float8: quantize the normed rows, rounded to x's dtype, while they are at hand.
 
     Returns:
-        (normed, stream), both [T, h] in x's dtype; stream is `x` when residual is None.
+        (normed, stream): [T, h] in x's dtype, and [T, h] in FP32, or `x` when residual is None. A stream in BF16
+        would lose a bit at each of 128 sums; that alone is most of the error of a BF16 pass.
     """
     T, h = x.shape
-    shape = {"dtype": x.dtype, "device": x.device}
-    normed = empty_rows(T, h, x) if float8 else torch.empty(T, h, **shape)
+    normed = empty_rows(T, h, x) if float8 else torch.empty(T, h, dtype=x.dtype, device=x.device)
     values, row_scales = (normed.values, normed.scale) if isinstance(normed, Float8Rows) else (normed, None)
-    total = x if residual is None else torch.empty(T, h, **shape)
+    total = x if residual is None else residual
+    if residual is not None and residual.dtype != torch.float32:
+        total = torch.empty(T, h, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(h)
     _add_rms_norm_kernel[(T,)](
         x, residual, weight, values, row_scales, total, x.stride(0), h, eps,

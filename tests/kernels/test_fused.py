@@ -31,9 +31,22 @@ def assert_same(actual, expected):
 def test_add_rms_norm(rows, h, first, device):
     x = strided(rows, h, device)
     residual = None if first else strided(rows, h, device, seed=1).contiguous()
+    copy = None if first else residual.clone()
     actual = fused.add_rms_norm(x, residual, gain(h, device), EPS)
-    for mine, expected in zip(actual, reference.add_rms_norm(x, residual, gain(h, device), EPS), strict=True):
+    for mine, expected in zip(actual, reference.add_rms_norm(x, copy, gain(h, device), EPS), strict=True):
         assert_same(mine, expected)
+    assert first or actual[1] is residual
+
+
+def test_the_residual_stream_of_a_bfloat16_pass_is_not_rounded(device):
+    """128 sums in BF16 would lose more than everything else in the pass together."""
+    x, residual = (strided(3, 80, device, seed=seed).contiguous().bfloat16() for seed in (0, 1))
+    for module in (fused, reference):
+        normed, stream = module.add_rms_norm(x, residual, gain(80, device), EPS)
+        assert normed.dtype == torch.bfloat16
+        assert torch.equal(stream, x.float() + residual.float())
+        _, stream = module.add_rms_norm(x, stream, gain(80, device), EPS)
+        assert torch.equal(stream, x.float() + residual.float() + x.float())
 
 
 @pytest.mark.parametrize("rows", ROWS)
