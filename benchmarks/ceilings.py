@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from d3serve.kernels.dispatch import linear
 from d3serve.kernels.float8 import quantize_activations
 from d3serve.kernels.gated_delta import gated_delta_rule
 from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows
+from d3serve.kernels.operations import linear
 from d3serve.kernels.recurrence_plan import plan_recurrence
 from d3serve.kernels.segments import Segment
 from d3serve.model.config import Geometry

@@ -31,8 +31,8 @@ from geometries import GEOMETRY_27B, GEOMETRY_TINY
 from peers import Peer
 from torch import Tensor
 
-from d3serve.kernels.dispatch import linear
 from d3serve.kernels.matrix import Float8Matrix, quantize_rows
+from d3serve.kernels.operations import linear
 from d3serve.model.backbone import row_bytes, slot_bytes
 from d3serve.model.checkpoint import quantizable
 from d3serve.model.engine import MLP_ROWS

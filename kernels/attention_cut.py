@@ -23,6 +23,8 @@ SHORT_PIECES = 4
 MAX_PIECES = 17
 # Of more than SHORT_PIECES the last has so much of another's length: short items fill the gaps that long ones leave.
 LAST_PIECE = 0.4
+# Pairs of a query row and a key that are launched as one step: 40 ms of an H200 at 24 heads of 256.
+STEP_PAIRS = 10**9
 SPLIT_ROWS = 1024  # a longer segment fills the device with whole tiles, and shares none
 
 
@@ -57,6 +59,7 @@ class DenseBlock(NamedTuple):
     start: int
     length: int
     own_start: int
+    step_rows: int  # query rows of one step
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ questions or the diagonal of a causal block. An **item** is a tile over a piece 
 its edges, and a **merge** joins the pieces of one tile. `attention_cut` decides on tiles and pieces.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from d3serve.kernels.attention_cut import MAX_PIECES, Cut, DenseBlock, Tiles, piece_ends, steps
+from d3serve.kernels.attention_cut import MAX_PIECES, STEP_PAIRS, Cut, DenseBlock, Tiles, piece_ends, steps
 from d3serve.kernels.attention_tiles import TileShape
 
 ITEM_FIELDS = 8  # row, rows, open begin, open end, first edge, edges, partial slot (-1: none), unused
@@ -30,6 +31,7 @@ class Round(NamedTuple):
     items: int
     first_merge: int
     merges: int
+    pairs: int  # of a query row and a key; 0 where the lists are padded
 
 
 class Launch(NamedTuple):
@@ -70,6 +72,11 @@ class AttentionPlan:
     items: Tensor  # [items, ITEM_FIELDS]
     merges: Tensor  # [merges, MERGE_FIELDS]
 
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query row and a key of all steps."""
+        return sum(each.pairs for each in self.launch.rounds) + sum(b.length**2 for b in self.dense)
+
 
 class Sizes(NamedTuple):
     """What a padded plan has room for."""
@@ -86,6 +93,8 @@ def plan_tiles(
     device: torch.device,
     sizes: Sizes | None = None,
     max_partials: int = MAX_PARTIALS,
+    step_pairs: int = STEP_PAIRS,
+    wave: int = 1,
 ) -> AttentionPlan:
     """The work lists of a cut pass, on `device`.
 
@@ -95,6 +104,8 @@ def plan_tiles(
         device: where the lists go, in one copy.
         sizes: pad every list to what so much can need: `launch` then depends on them alone.
         max_partials: unmerged results that may wait for their merge at a time.
+        step_pairs: about how much a round may hold: what waits for the device can step in between two.
+        wave: items that fill the device; a round that holds so many holds a multiple of it.
 
     Raises:
         ValueError: `sizes` are too small, or a block is dense, which has no padded form.
@@ -108,6 +119,9 @@ def plan_tiles(
             raise ValueError(f"a padded plan cannot hold the dense block {cut.dense[0]}")
         max_partials = cut.partials + MAX_PIECES + 1  # one round
     items, merges, rounds = _lists(cut.tiles, cut.tile.block_n, max_partials - MAX_PIECES)
+    rounds = tuple(
+        step for each in rounds for step in _steps(each, items, cut.tile.block_n, step_pairs, wave)
+    )
     launch = Launch(cut.tile, cut.rows, len(cut.edges), min(cut.partials, max_partials), rounds)
     if sizes is not None:
         launch = _capacity(cut.tile, cut.group, sizes)
@@ -141,11 +155,27 @@ def _lists(
     merges = np.stack((tiles.row, tiles.rows, first_slot, tiles.pieces), axis=1)[is_split]
     rounds, item, merge = [], 0, 0
     for each in range(int(round_of.max(initial=-1)) + 1):
-        rounds.append(
-            Round(item, int((round_of[t] == each).sum()), merge, int((round_of[is_split] == each).sum()))
-        )
+        here, merged = int((round_of[t] == each).sum()), int((round_of[is_split] == each).sum())
+        rounds.append(Round(item, here, merge, merged, 0))
         item, merge = item + rounds[-1].items, merge + rounds[-1].merges
     return items[longest_first], merges, tuple(rounds)
+
+
+def _steps(whole: Round, items: np.ndarray, block_n: int, step_pairs: int, wave: int) -> Iterator[Round]:
+    """A round as shorter ones of its items, in order; the last has the merges."""
+    _, rows, begin, end, _, edges, *_ = items[whole.first_item : whole.first_item + whole.items].T
+    done = np.cumsum(rows * (end - begin + edges * block_n))
+    first = 0
+    while first < whole.items:
+        before = int(done[first - 1]) if first else 0
+        count = max(1, int(np.searchsorted(done, before + step_pairs, "right")) - first)
+        if first + count < whole.items and count > wave:
+            count -= count % wave
+        last = first + count == whole.items
+        pairs = int(done[first + count - 1]) - before
+        merges = whole.merges if last else 0
+        yield Round(whole.first_item + first, count, whole.first_merge, merges, pairs)
+        first += count
 
 
 def _capacity(tile: TileShape, group: int, sizes: Sizes) -> Launch:
@@ -153,7 +183,7 @@ def _capacity(tile: TileShape, group: int, sizes: Sizes) -> Launch:
     tiles = sizes.rows // (tile.block_m // group) + sizes.segments
     merges = min(tiles, sizes.partials // 2)
     edges = sizes.rows // tile.block_n + sizes.segments
-    return Launch(tile, sizes.rows, edges, sizes.partials, (Round(0, tiles + sizes.partials, 0, merges),))
+    return Launch(tile, sizes.rows, edges, sizes.partials, (Round(0, tiles + sizes.partials, 0, merges, 0),))
 
 
 def _upload(

@@ -45,6 +45,7 @@ SMALL = (
 # behind queued work only from about here on; a layer of 16,384 rows takes it 10.2 ms, the kernel 11.4; of 65,536
 # rows 161 and 177 ms; of 117,000 rows 586 and 573 ms, and a second output of 1.4 GB.
 DENSE_ROWS = range(12_288, 98_304)
+DENSE_TILE_ROWS = 128  # query rows of one head that a program of cuDNN's takes
 
 
 def shared_limit(device: torch.device) -> int:

@@ -6,7 +6,8 @@ tile, so K and V are read once for all of them; long ranges are split over keys 
 No mask tensor is ever built: `attention_plan` says which keys need a look at the rows' own ranges.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import gcd
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +17,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from d3serve.kernels.attention_cut import Cut, DenseBlock, cut_segments
+from d3serve.kernels.attention_cut import STEP_PAIRS, Cut, DenseBlock, cut_segments
 from d3serve.kernels.attention_plan import ITEM_FIELDS, MERGE_FIELDS, AttentionPlan, Sizes, plan_tiles
-from d3serve.kernels.attention_tiles import DENSE_ROWS, TileShape, choose_tile, shared_limit
+from d3serve.kernels.attention_tiles import (
+    DENSE_ROWS,
+    DENSE_TILE_ROWS,
+    TileShape,
+    choose_tile,
+    shared_limit,
+)
 from d3serve.kernels.segments import AttentionShape, Segment
 
 LOG2_E = 1.4426950408889634
@@ -205,7 +212,11 @@ def plan_attention(cut: Cut, shape: AttentionShape, *, sizes: Sizes | None = Non
     Raises:
         ValueError: the pass does not fit `sizes`.
     """
-    return plan_tiles(cut, kv_heads=shape.kv_heads, device=shape.device, sizes=sizes)
+    processors = _processors(shape.device)
+    wave = processors // gcd(
+        processors, shape.kv_heads
+    )  # items whose programs fill the device once or a few times
+    return plan_tiles(cut, kv_heads=shape.kv_heads, device=shape.device, sizes=sizes, wave=wave)
 
 
 def _tile(shape: AttentionShape) -> TileShape:
@@ -225,11 +236,16 @@ def _dense_blocks(segments: Sequence[Segment], shape: AttentionShape) -> tuple[D
         return ()
     if torch.cuda.get_device_capability(shape.device) < (9, 0):
         return ()
+    wave = DENSE_TILE_ROWS * _processors(shape.device) // shape.heads  # rows that fill the device once
     return tuple(
-        DenseBlock(s.start, s.length, s.own_start)
+        DenseBlock(s.start, s.length, s.own_start, max(1, STEP_PAIRS // s.length // wave) * wave)
         for s in segments
         if s.length in DENSE_ROWS and s.prefix_length == 0
     )
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def prefix_bidir_attention(
@@ -259,11 +275,26 @@ def prefix_bidir_attention(
     """
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    for _ in attention_steps(q, k_pool, v_pool, out, plan, softmax_scale=softmax_scale):
+        pass
+    return out
+
+
+def attention_steps(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, plan: AttentionPlan, *, softmax_scale: float
+) -> Iterator[int]:
+    """Attend as `prefix_bidir_attention`, in steps of about `STEP_PAIRS` that the plan has fixed.
+
+    Yields, after each step is launched, how many pairs of a query row and a key it is. What runs on the stream
+    between two steps changes no bit.
+
+    Raises:
+        ValueError: shapes, types or strides disagree with each other or with the plan.
+    """
     _check(q, k_pool, v_pool, out, plan, softmax_scale)
     for block in plan.dense:
-        _attend_dense(q, k_pool, v_pool, out, block, softmax_scale)
-    _attend_tiles(q, k_pool, v_pool, out, plan, softmax_scale)
-    return out
+        yield from _attend_dense(q, k_pool, v_pool, out, block, softmax_scale)
+    yield from _attend_tiles(q, k_pool, v_pool, out, plan, softmax_scale)
 
 
 def _check(
@@ -300,19 +331,22 @@ def _check(
 
 def _attend_dense(
     q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, block: DenseBlock, softmax_scale: float
-) -> None:
+) -> Iterator[int]:
     """Run cuDNN's attention over one both-ways block; a backend that builds N x N scores is never taken."""
-    rows = slice(block.start, block.start + block.length)
     own = slice(block.own_start, block.own_start + block.length)
-    query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in (q[rows], k_pool[own], v_pool[own]))
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        attended = F.scaled_dot_product_attention(query, key, value, scale=softmax_scale, enable_gqa=True)
-    out[rows] = attended[0].transpose(0, 1)
+    end = block.start + block.length
+    for first in range(block.start, end, block.step_rows):
+        rows = slice(first, min(first + block.step_rows, end))
+        query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in (q[rows], k_pool[own], v_pool[own]))
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            attended = F.scaled_dot_product_attention(query, key, value, scale=softmax_scale, enable_gqa=True)
+        out[rows] = attended[0].transpose(0, 1)
+        yield (rows.stop - rows.start) * block.length
 
 
 def _attend_tiles(
     q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, plan: AttentionPlan, softmax_scale: float
-) -> None:
+) -> Iterator[int]:
     (_, H, D), HK = q.shape, plan.kv_heads
     launch, tile = plan.launch, plan.launch.tile
     width = triton.next_power_of_2(D)
@@ -341,3 +375,4 @@ def _attend_tiles(
                 out, partial, lse, merges, out.stride(0), out.stride(1),
                 **shape, MERGE_FIELDS=MERGE_FIELDS, BLOCK_R=MERGE_ROWS, num_warps=4,
             )  # fmt: skip
+        yield each.pairs

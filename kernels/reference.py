@@ -1,6 +1,6 @@
 """Every operation of a pass in plain PyTorch: the oracle of the fast kernels, and the path of a CPU.
 
-Signatures are those of `d3serve.kernels.dispatch`. Arithmetic is FP32 whatever the storage type; results
+One set of `d3serve.kernels.operations.Operations`. Arithmetic is FP32 whatever the storage type; results
 come back in the type of the first argument. Nothing here is fast on purpose: a reader should be able to
 check each function against its formula by eye.
 """
@@ -30,6 +30,11 @@ class Plan(NamedTuple):
     def partials(self) -> int:
         """Nothing is cut, so nothing waits to be merged."""
         return 0
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query row and a key that a full-attention layer attends."""
+        return sum(s.length * (s.prefix_length + s.length) for s in self.segments)
 
 
 def cut_attention(segments: Sequence[Segment], shape: AttentionShape) -> Plan:
@@ -63,11 +68,26 @@ def prefix_bidir_attention(
         [T, H, D] in q's type; rows of no segment are zero.
     """
     out = torch.zeros_like(q)
-    for segment in plan.segments:
-        rows = slice(segment.start, segment.start + segment.length)
-        keys, values = (_visible(pool, segment) for pool in (k_pool, v_pool))
-        out[rows] = _attend(q[rows], keys, values, segment.prefix_length, plan.causal, softmax_scale)
+    for _ in attention_steps(q, k_pool, v_pool, out, plan, softmax_scale=softmax_scale):
+        pass
     return out
+
+
+def attention_steps(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, plan: Plan, *, softmax_scale: float
+) -> Iterator[int]:
+    """Attend as `prefix_bidir_attention`, into `out` [T, H, D], at most `QUERY_ROWS` rows at a time.
+
+    Yields, after each step, how many pairs of a query row and a key it was.
+    """
+    for segment in plan.segments:
+        keys, values = (_visible(pool, segment) for pool in (k_pool, v_pool))
+        for first in range(0, segment.length, QUERY_ROWS):
+            count = min(QUERY_ROWS, segment.length - first)
+            rows = slice(segment.start + first, segment.start + first + count)
+            last_visible = segment.prefix_length + first if plan.causal else None
+            out[rows] = _attend(q[rows], keys, values, last_visible, softmax_scale)
+            yield count * len(keys)
 
 
 def _visible(pool: Tensor, segment: Segment) -> Tensor:
@@ -77,22 +97,18 @@ def _visible(pool: Tensor, segment: Segment) -> Tensor:
     return torch.cat((prefix, own)).float()
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, prefix_length: int, causal: bool, scale: float) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, last_visible: int | None, scale: float) -> Tensor:
+    """Attend from rows q to keys k, all of them or, where causal, up to `last_visible` of the first row."""
     T, H, D = q.shape
     S, HK, _ = k.shape
     k, v = k.permute(1, 2, 0), v.transpose(0, 1)  # [HK, D, S], [HK, S, D]
     heads = (q.float() * scale).view(T, HK, H // HK, D).permute(1, 2, 0, 3)
-    steps = []
-    for start in range(0, T, QUERY_ROWS):
-        step = heads[:, :, start : start + QUERY_ROWS]
-        rows = step.shape[2]
-        scores = (step.reshape(HK, -1, D) @ k).view(HK, -1, rows, S)
-        if causal:
-            last_visible = prefix_length + torch.arange(start, start + rows, device=q.device)
-            hidden = torch.arange(S, device=q.device) > last_visible[:, None]
-            scores.masked_fill_(hidden, float("-inf"))
-        steps.append((scores.softmax(dim=-1).view(HK, -1, S) @ v).view(HK, -1, rows, D))
-    return torch.cat(steps, dim=2).permute(2, 0, 1, 3).reshape(T, H, D).to(q.dtype)
+    scores = (heads.reshape(HK, -1, D) @ k).view(HK, -1, T, S)
+    if last_visible is not None:
+        last = last_visible + torch.arange(T, device=q.device)
+        scores.masked_fill_(torch.arange(S, device=q.device) > last[:, None], float("-inf"))
+    attended = (scores.softmax(dim=-1).view(HK, -1, S) @ v).view(HK, -1, T, D)
+    return attended.permute(2, 0, 1, 3).reshape(T, H, D).to(q.dtype)
 
 
 def gdn_prepare(
@@ -272,11 +288,16 @@ def _leave(states: Tensor, segment: Segment, S: Tensor) -> None:
 def add_rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, float8: bool = False
 ) -> tuple[Rows, Tensor]:
-    """Add `x` to the residual stream and normalise: (rms(sum)·(1 + weight), sum), both [T, h] in x's type.
+    """Add `x` to the residual stream and normalise: rms(sum)·(1 + weight) [T, h] in x's type, and the sum in FP32.
 
-    `float8` quantizes the normed rows.
+    An FP32 `residual` is updated in place. Without one the stream is `x` itself. `float8` quantizes the normed rows.
     """
-    total = x if residual is None else x + residual
+    if residual is None:
+        total = x
+    elif residual.dtype == torch.float32:
+        total = residual.add_(x)
+    else:
+        total = residual.float() + x
     return _rows((_rms(total, eps) * (1.0 + weight.float())).to(x.dtype), float8=float8), total
 
 

@@ -1,9 +1,10 @@
 """The hybrid decoder over one packed pass: full-attention and gated delta rule layers, all modes.
 
-Every operation but the matrix products goes through `kernels.dispatch`; nothing in here waits for the
+Every operation but the plain matrix products is one of `kernels.operations`; nothing in here waits for the
 device, so the same code runs on a CPU, on a GPU and inside a CUDA graph.
 """
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from d3serve.kernels import dispatch
 from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows, sum_rows_alike
+from d3serve.kernels.operations import Operations, linear, operations
 from d3serve.kernels.segments import AttentionShape
 from d3serve.model.buckets import Bucket
 from d3serve.model.config import Geometry
@@ -70,18 +71,20 @@ class PassInputs:
     recurrence: Any
 
     @classmethod
-    def build(cls, rows: PassRows, cut: Any, shape: AttentionShape, *, bucket: Bucket | None = None) -> Self:
+    def build(
+        cls, ops: Operations, rows: PassRows, cut: Any, shape: AttentionShape, *, bucket: Bucket | None = None
+    ) -> Self:
         """Copy a planned pass to the device, padded to `bucket` if given, and let the kernels plan theirs.
 
-        `cut` is what `dispatch.cut_attention` made of its segments.
+        `cut` is what `ops.cut_attention` made of its segments.
         """
         if bucket is not None:
             rows = bucket.pad(rows)
         sizes = bucket.attention if bucket else None
-        attention = question_attention = dispatch.plan_attention(cut, shape, sizes=sizes)
+        attention = question_attention = ops.plan_attention(cut, shape, sizes=sizes)
         if rows.state_rows:
-            questions = dispatch.cut_attention(rows.question_segments, shape)
-            question_attention = dispatch.plan_attention(questions, shape, sizes=sizes)
+            questions = ops.cut_attention(rows.question_segments, shape)
+            question_attention = ops.plan_attention(questions, shape, sizes=sizes)
         arrays = (rows.tokens, rows.positions, rows.slot_mapping, rows.readout_rows - rows.state_rows)
         tokens, positions, slot_mapping, readout_rows = (
             torch.from_numpy(each).to(shape.device) for each in arrays
@@ -94,7 +97,7 @@ class PassInputs:
             state_rows=rows.state_rows,
             attention=attention,
             question_attention=question_attention,
-            recurrence=dispatch.plan_recurrence(
+            recurrence=ops.plan_recurrence(
                 rows.segments, device=shape.device, sizes=bucket.recurrence if bucket else None
             ),
         )
@@ -112,6 +115,9 @@ class PassInputs:
             mine.copy_(theirs)
 
 
+Steps = Generator[int, None, Tensor]  # yields the floating-point operations of each step, once it is launched
+
+
 class Backbone:
     """Runs packed passes against the pools."""
 
@@ -119,6 +125,7 @@ class Backbone:
         """Take ownership of `weights` and `pools`; `mlp_rows` bounds the rows of one MLP step."""
         if pools.k.is_cuda:
             sum_rows_alike()
+        self.ops = operations(pools.k.device)
         self.geometry = geometry
         self.weights = weights
         self.pools = pools
@@ -132,9 +139,37 @@ class Backbone:
         return AttentionShape(causal, g.heads, g.kv_heads, g.head_dim, k.dtype, k.device)
 
     def forward(self, inputs: PassInputs) -> Tensor:
-        """Run every layer; return the normed hidden state of each readout row, [N, hidden] in model type.
+        """Run every layer; return the normed hidden state of each readout row, [N, hidden] in model type."""
+        steps = self.steps(inputs)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                hidden: Tensor = end.value
+                return hidden
 
-        `x` and `residual` are rebound at every step, so that what a step no longer needs is free before the
+    def work(self, inputs: PassInputs) -> int:
+        """Floating-point operations of the products and attentions of a pass: the sum of what `steps` yields."""
+        *layers, last = self.weights.layers
+        rows, pairs = len(inputs.tokens), (inputs.attention.pairs, inputs.question_attention.pairs)
+        attention, question_attention = (each * self._pair_flops for each in pairs)
+        flops = _flops(rows, last.first)
+        flops += question_attention if isinstance(last.mixer, FullAttention) else 0
+        for layer in layers:
+            flops += _flops(rows, layer.first, layer.mixer.out, layer.gate_up, layer.down)
+            flops += attention if isinstance(layer.mixer, FullAttention) else 0
+        return flops
+
+    @property
+    def _pair_flops(self) -> int:
+        return 4 * self.geometry.heads * self.geometry.head_dim
+
+    def steps(self, inputs: PassInputs) -> Steps:
+        """Run a pass as `forward` does, yielding after each step; a step of a long pass is some 40 ms of an H200.
+
+        Other passes may run between two steps, on other pool rows and slots: no bit changes.
+
+        `x` and `residual` are rebound at every operation, so that what one no longer needs is free before the
         next: on a long state one set of activations is gigabytes.
         """
         x, residual = F.embedding(inputs.tokens, self.weights.embedding), None
@@ -142,23 +177,23 @@ class Backbone:
         counts = {FullAttention: 0, LinearAttention: 0}
         for layer in self.weights.layers[:-1]:
             x, residual = self._norm(x, residual, layer.input_norm, layer.first)
-            x = self._mix(layer.mixer, x, inputs, rotary, counts[type(layer.mixer)])
+            x = yield from self._mix(layer, x, inputs, rotary, counts[type(layer.mixer)])
             x, residual = self._norm(x, residual, layer.post_norm, layer.gate_up)
-            x = self._mlp(layer, x)
+            x = yield from self._mlp(layer, x)
             counts[type(layer.mixer)] += 1
         layer = self.weights.layers[-1]
         x, residual = self._norm(x, residual, layer.input_norm, layer.first)
-        x = self._mix_readout(layer.mixer, x, inputs, rotary, counts[type(layer.mixer)])
+        x = yield from self._mix_readout(layer, x, inputs, rotary, counts[type(layer.mixer)])
         residual = residual[inputs.state_rows :].index_select(0, inputs.readout_rows)
         x, residual = self._norm(x, residual, layer.post_norm, layer.gate_up)
-        x = self._mlp(layer, x)
+        x = linear(self._inner(layer, x), layer.down)
         hidden: Tensor = self._norm(x, residual, self.weights.norm, self.weights.readout)[0]
         return hidden
 
     def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, reader: Matrix) -> tuple[Any, Tensor]:
         """Add to the residual stream and normalise, for `reader`: what an FP8 weight reads is quantized at once."""
         float8 = isinstance(reader, Float8Matrix)
-        return dispatch.add_rms_norm(x, residual, weight, self.geometry.eps, float8=float8)
+        return self.ops.add_rms_norm(x, residual, weight, self.geometry.eps, float8=float8)
 
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and sin [T, R] FP32. Text only: the three axes of the interleaved rotary embedding agree."""
@@ -167,42 +202,39 @@ class Backbone:
         return angles.cos(), angles.sin()
 
     def _mix(
-        self,
-        mixer: FullAttention | LinearAttention,
-        x: Rows,
-        inputs: PassInputs,
-        rotary: tuple[Tensor, Tensor],
-        index: int,
-    ) -> Tensor:
+        self, layer: Layer, x: Rows, inputs: PassInputs, rotary: tuple[Tensor, Tensor], index: int
+    ) -> Steps:
         """Mix all rows of one layer, [T, hidden]; `index` counts the layers of its kind."""
+        mixer, rows = layer.mixer, len(x)
+        projected = linear(x, layer.first)
+        yield _flops(rows, layer.first)
         if isinstance(mixer, FullAttention):
-            qkv = dispatch.linear(x, mixer.qkv)
-            q = self._store(mixer, qkv, rotary, inputs.slot_mapping, index)
-            mixed = dispatch.sigmoid_gate(self._attend(q, inputs.attention, index), qkv)
+            q = self._store(mixer, projected, rotary, inputs.slot_mapping, index)
+            attended = yield from self._attend(q, inputs.attention, index)
+            mixed = self.ops.sigmoid_gate(attended, projected)
         else:
-            mixed = self._gate_values(mixer, *self._delta_rule(mixer, x, inputs.recurrence, index))
-        return dispatch.linear(mixed, mixer.out)
+            mixed = self._gate_values(mixer, *self._delta_rule(mixer, projected, inputs.recurrence, index))
+        out = linear(mixed, mixer.out)
+        yield _flops(rows, mixer.out)
+        return out
 
     def _mix_readout(
-        self,
-        mixer: FullAttention | LinearAttention,
-        x: Rows,
-        inputs: PassInputs,
-        rotary: tuple[Tensor, Tensor],
-        index: int,
-    ) -> Tensor:
+        self, layer: Layer, x: Rows, inputs: PassInputs, rotary: tuple[Tensor, Tensor], index: int
+    ) -> Steps:
         """Mix the last layer: nothing reads more of a state row than K, V and linear states.
 
         Its output projection runs on readout rows alone: [N, hidden].
         """
-        states, readout = inputs.state_rows, inputs.readout_rows
+        mixer, states, readout = layer.mixer, inputs.state_rows, inputs.readout_rows
+        yield _flops(len(x), layer.first)
         if isinstance(mixer, FullAttention):
-            mixed = self._question_attention(mixer, x, inputs, rotary, index).index_select(0, readout)
+            attended = yield from self._question_attention(mixer, x, inputs, rotary, index)
+            mixed = attended.index_select(0, readout)
         else:
-            values, z = self._delta_rule(mixer, x, inputs.recurrence, index)
+            values, z = self._delta_rule(mixer, linear(x, layer.first), inputs.recurrence, index)
             values, z = values[states:].index_select(0, readout), z[states:].index_select(0, readout)
             mixed = self._gate_values(mixer, values, z)
-        return dispatch.linear(mixed, mixer.out)
+        return linear(mixed, mixer.out)
 
     def _question_attention(
         self,
@@ -211,15 +243,16 @@ class Backbone:
         inputs: PassInputs,
         rotary: tuple[Tensor, Tensor],
         index: int,
-    ) -> Tensor:
+    ) -> Steps:
         """Attention of the question rows alone, after state rows have stored their K and V: [Tq, H·D]."""
         g, states, (cos, sin) = self.geometry, inputs.state_rows, rotary
         if states:
-            kv = dispatch.linear(x[:states], mixer.qkv[2 * g.heads * g.head_dim :])
+            kv = linear(x[:states], mixer.qkv[2 * g.heads * g.head_dim :])
             self._store(mixer, kv, (cos[:states], sin[:states]), inputs.slot_mapping[:states], index, heads=0)
-        qkv = dispatch.linear(x[states:], mixer.qkv)
+        qkv = linear(x[states:], mixer.qkv)
         q = self._store(mixer, qkv, (cos[states:], sin[states:]), inputs.slot_mapping[states:], index)
-        return dispatch.sigmoid_gate(self._attend(q, inputs.question_attention, index), qkv)
+        attended = yield from self._attend(q, inputs.question_attention, index)
+        return self.ops.sigmoid_gate(attended, qkv)
 
     def _store(
         self,
@@ -231,7 +264,7 @@ class Backbone:
         heads: int | None = None,
     ) -> Tensor:
         g = self.geometry
-        return dispatch.qk_norm_rope_store(
+        return self.ops.qk_norm_rope_store(
             qkv,
             mixer.q_norm,
             mixer.k_norm,
@@ -245,18 +278,21 @@ class Backbone:
             eps=g.eps,
         )
 
-    def _attend(self, q: Tensor, plan: Any, index: int) -> Tensor:
-        return dispatch.prefix_bidir_attention(
-            q, self.pools.k[index], self.pools.v[index], plan, softmax_scale=self.geometry.head_dim**-0.5
-        )
+    def _attend(self, q: Tensor, plan: Any, index: int) -> Steps:
+        k, v, out = self.pools.k[index], self.pools.v[index], torch.empty_like(q)
+        for pairs in self.ops.attention_steps(q, k, v, out, plan, softmax_scale=self.geometry.head_dim**-0.5):
+            yield pairs * self._pair_flops
+        return out
 
-    def _delta_rule(self, mixer: LinearAttention, x: Rows, plan: Any, index: int) -> tuple[Tensor, Tensor]:
+    def _delta_rule(
+        self, mixer: LinearAttention, projected: Tensor, plan: Any, index: int
+    ) -> tuple[Tensor, Tensor]:
         """Values of the gated delta rule [T, HV, V] and their gate z [T, HV·V]."""
         g = self.geometry
         HV = g.linear_value_heads
         widths = [g.conv_channels, HV * g.linear_value_dim, HV, HV]
-        mixed, z, b, a = torch.split(dispatch.linear(x, mixer.inputs), widths, dim=-1)
-        q, k, v, decay, beta = dispatch.gdn_prepare(
+        mixed, z, b, a = torch.split(projected, widths, dim=-1)
+        q, k, v, decay, beta = self.ops.gdn_prepare(
             mixed,
             b,
             a,
@@ -271,21 +307,25 @@ class Backbone:
             value_dim=g.linear_value_dim,
         )
         states, scale = self.pools.recurrent[index], g.linear_key_dim**-0.5
-        return dispatch.gated_delta_rule(q, k, v, decay, beta, states, plan, scale=scale), z
+        return self.ops.gated_delta_rule(q, k, v, decay, beta, states, plan, scale=scale), z
 
     def _gate_values(self, mixer: LinearAttention, values: Tensor, z: Tensor) -> Tensor:
-        return dispatch.gated_rms_norm(values, z, mixer.norm, self.geometry.eps)
+        return self.ops.gated_rms_norm(values, z, mixer.norm, self.geometry.eps)
 
-    def _mlp(self, layer: Layer, x: Rows) -> Tensor:
+    def _mlp(self, layer: Layer, x: Rows) -> Steps:
         """Apply the gated MLP in steps of rows: its inner width is what bounds memory on long states."""
-        if len(x) <= self._mlp_rows:
-            return dispatch.linear(self._inner(layer, x), layer.down)
         out = torch.empty(len(x), self.geometry.hidden, dtype=self.pools.k.dtype, device=self.pools.k.device)
         for start in range(0, len(x), self._mlp_rows):
             rows = slice(start, start + self._mlp_rows)
-            dispatch.linear(self._inner(layer, x[rows]), layer.down, out=out[rows])
+            linear(self._inner(layer, x[rows]), layer.down, out=out[rows])
+            yield _flops(len(out[rows]), layer.gate_up, layer.down)
         return out
 
     def _inner(self, layer: Layer, x: Rows) -> Rows:
-        gate_up = dispatch.linear(x, layer.gate_up)
-        return dispatch.silu_mul(gate_up, float8=isinstance(layer.down, Float8Matrix))
+        gate_up = linear(x, layer.gate_up)
+        return self.ops.silu_mul(gate_up, float8=isinstance(layer.down, Float8Matrix))
+
+
+def _flops(rows: int, *matrices: Matrix) -> int:
+    """Floating-point operations of products of `rows` with each matrix."""
+    return sum(2 * rows * matrix.shape[0] * matrix.shape[1] for matrix in matrices)

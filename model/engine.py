@@ -1,8 +1,9 @@
 """DecisionEngine: jobs in, typed answers out. The only door of this room that a worker uses."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Literal, Self
@@ -12,7 +13,6 @@ import torch
 from pydantic import JsonValue
 
 from d3serve.errors import DeviceError, InvalidRequest, InvalidSettings, MaxTokensExceeded, OutOfDeviceMemory
-from d3serve.kernels import dispatch
 from d3serve.model.backbone import Backbone, PassInputs, Pools, row_bytes, slot_bytes
 from d3serve.model.buckets import ROW_SIZES, Bucket
 from d3serve.model.checkpoint import Quantization, load_weights
@@ -20,7 +20,8 @@ from d3serve.model.config import DecisionConfig, Geometry, load_decision_config,
 from d3serve.model.graphs import GraphCache
 from d3serve.model.host_tier import HostTier
 from d3serve.model.hub import Package, locate
-from d3serve.model.memory import LONGEST_PASS, MemoryPlan, divide_pools, plan_memory
+from d3serve.model.memory import MemoryPlan, divide_pools, plan_memory
+from d3serve.model.pace import Pace
 from d3serve.model.placement import Device, Dtype, place
 from d3serve.model.plan import PassRows, plan_rows
 from d3serve.model.prompt import Prompts, Tokens, build_prompts
@@ -41,6 +42,8 @@ WARM_UP_ROWS = (4096, 32_768)
 REHEARSED_QUESTION = 256  # rows at most: longer ones are not cut
 REHEARSAL = "rehearsal"  # the state key of jobs that warm up; a real one is a digest
 MLP_ROWS = 16_384  # rows of one MLP step: 27B activations of 1.1 GB
+LONG_ROWS = 8192  # from here on a pass calls `at_yield`: the 27B on an H200 takes 0.7 s for so many
+AtYield = Callable[[float], None]
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,15 @@ class DecisionEngine:
         tokenizer: PromptTokenizer | RemoteFormat,
         backbone: Backbone,
         cache: StateCache,
-        pass_rows: int = LONGEST_PASS,
+        plan: MemoryPlan,
     ) -> None:
-        """Assemble an engine from its parts; no pass has more than `pass_rows` rows."""
+        """Assemble an engine from its parts."""
         self.info = info
         self.backbone = backbone
         self.cache = cache
-        self.pass_rows = pass_rows
+        self.pass_rows = min(plan.pass_rows, plan.rows - plan.beside_rows)
+        self._plan = plan
+        self._suspended = False  # whether a long pass waits between two steps
         self._config = config
         self._tokenizer = tokenizer
         self._shape = backbone.attention_shape(causal=config.attention_mode == "causal")
@@ -122,7 +127,7 @@ class DecisionEngine:
             tokenizer=tokenizer,
             backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS),
             cache=_state_cache(geometry, plan, pools, state_cache_host_bytes),
-            pass_rows=plan.pass_rows,
+            plan=plan,
         )
 
     @property
@@ -189,22 +194,40 @@ class DecisionEngine:
         digest.update(state.tobytes())
         return digest.hexdigest()
 
-    def decide(self, jobs: Sequence[PreparedJob]) -> list[DecidedJob]:
+    @property
+    def beside_tokens(self) -> int:
+        """Rows, states and questions together, that a call of `decide` from `at_yield` may have."""
+        return self._plan.beside_rows
+
+    def decide(self, jobs: Sequence[PreparedJob], *, at_yield: AtYield | None = None) -> list[DecidedJob]:
         """Answer jobs together: each distinct state is read at most once, and company changes no answer.
 
         What the pools cannot hold at once is done in several passes.
+
+        Args:
+            jobs: as `prepare` made them.
+            at_yield: called between the steps of a long pass, every 10 to 40 ms on an H200, with the share of the
+                work that is done. It may call `decide` itself, without `at_yield`, for jobs of up to
+                `beside_tokens`: both calls' answers have the bits that they have alone. What it raises ends this
+                call, and nothing stays behind.
 
         Raises:
             InvalidModelOutput: the model produced numbers that are no probabilities.
             OutOfDeviceMemory: one question does not fit even alone; the message holds the sizes.
             DeviceError: the accelerator failed.
         """
-        turn = Turn(jobs, self.cache, pass_rows=self.pass_rows)
+        plan, done, total = self._plan, 0, sum(job.questions for job in jobs)
+        rows, states = self.pass_rows, plan.slots - plan.beside_slots
+        if self._suspended:
+            rows, states = plan.beside_rows, plan.beside_slots
+        turn = Turn(jobs, self.cache, pass_rows=rows, pass_states=states)
         for filled in self._passes(turn):
+            tell = at_yield and partial(_tell, at_yield, done, len(filled.asked), total)
             with PinnedPass(filled, self.cache) as held:
-                found = self._probabilities(filled, held.scratch)
+                found = self._probabilities(filled, held.scratch, tell)
             for asked, probabilities in zip(filled.asked, found, strict=True):
                 asked.progress.probabilities[asked.index] = probabilities
+            done += len(filled.asked)
         return [_decided(progress) for progress in turn.progress]
 
     def _passes(self, turn: Turn) -> Iterator[Pass]:
@@ -214,17 +237,17 @@ class DecisionEngine:
                 yield from turn.passes()
             except OutOfDeviceMemory as refused:
                 rows = refused.details["state_tokens"] + refused.details["question_tokens"]
-                if rows > min(self.pass_rows, self.cache.rows) or not self.cache.clear():
+                if rows > min(turn.pass_rows, self.cache.rows) or not self.cache.clear():
                     raise
             else:
                 return
 
     @torch.inference_mode()
-    def _probabilities(self, filled: Pass, scratch: int) -> list[list[float]]:
+    def _probabilities(self, filled: Pass, scratch: int, tell: AtYield | None) -> list[list[float]]:
         rows = plan_rows(filled.states, filled.rows, scratch)
         try:
             return read_probabilities(
-                self._hidden(rows),
+                self._hidden(rows, tell),
                 self.backbone.weights.readout,
                 [option_count(asked.question) for asked in filled.asked],
                 [self._config.temperature_for(len(asked.progress.job.blocks)) for asked in filled.asked],
@@ -237,14 +260,33 @@ class DecisionEngine:
         except torch.AcceleratorError as error:
             raise DeviceError(f"the accelerator failed: {error}") from error
 
-    def _hidden(self, rows: PassRows) -> torch.Tensor:
+    def _hidden(self, rows: PassRows, tell: AtYield | None) -> torch.Tensor:
         """Run a planned pass, as a CUDA graph if it is small; hidden states of its readout rows."""
-        cut = dispatch.cut_attention(rows.segments, self._shape)
+        cut = self.backbone.ops.cut_attention(rows.segments, self._shape)
         bucket = Bucket.of(rows, cut.partials) if self._graphs is not None else None
-        inputs = PassInputs.build(rows, cut, self._shape, bucket=bucket)
+        inputs = PassInputs.build(self.backbone.ops, rows, cut, self._shape, bucket=bucket)
+        if tell is not None and len(rows.tokens) >= LONG_ROWS:
+            return self._in_steps(inputs, tell)
         if self._graphs is None or bucket is None:
             return self.backbone.forward(inputs)
         return self._graphs.forward(bucket, inputs)[: len(rows.readout_rows)]
+
+    def _in_steps(self, inputs: PassInputs, tell: AtYield) -> torch.Tensor:
+        """Run a long pass, one step ahead of the device, and call `tell` with the share done between two steps."""
+        steps, pace = self.backbone.steps(inputs), Pace(inputs.tokens.device)
+        total, done = self.backbone.work(inputs), 0
+        self._suspended = True
+        try:
+            while True:
+                try:
+                    done += next(steps)
+                except StopIteration as end:
+                    hidden: torch.Tensor = end.value
+                    return hidden
+                pace.wait()
+                tell(done / total)
+        finally:
+            self._suspended = False
 
     def warm_up(self) -> None:
         """Compile kernels and capture graphs before a client can wait for them.
@@ -271,6 +313,11 @@ class DecisionEngine:
         if read_state:
             self.cache.forget(REHEARSAL)
         self.decide([_rehearsal(rows, questions)])
+
+
+def _tell(at_yield: AtYield, done: int, asked: int, total: int, share: float) -> None:
+    """Turn the share of a pass of `asked` questions, after `done` of `total`, into that of the whole call."""
+    at_yield((done + share * asked) / total)
 
 
 def _rehearsal(rows: int, questions: int) -> PreparedJob:

@@ -107,11 +107,17 @@ class Pass:
 class Turn:
     """The jobs of one `decide`, grouped by state, and the passes that answer them."""
 
-    def __init__(self, jobs: Sequence[PreparedJob], cache: StateCache, *, pass_rows: int) -> None:
-        """Group `jobs` by state key, in order of arrival; no pass will have more than `pass_rows` rows."""
+    def __init__(
+        self, jobs: Sequence[PreparedJob], cache: StateCache, *, pass_rows: int, pass_states: int
+    ) -> None:
+        """Group `jobs` by state key, in order of arrival; no pass will have more than `pass_rows` rows.
+
+        No pass will pin more than `pass_states` states.
+        """
         self.progress = [Progress(job) for job in jobs]
         self._cache = cache
-        self._pass_rows = pass_rows
+        self.pass_rows = pass_rows
+        self._pass_states = pass_states
         groups: dict[str, deque[Asked]] = {}
         for each in self.progress:
             for index in range(len(each.job.blocks)):
@@ -141,6 +147,8 @@ class Turn:
         first = group[0]
         entry = fresh = None
         if len(first.state):
+            if len(filling.pinned) == self._pass_states:
+                return
             entry = self._cache.acquire(first.state_key)
             if entry is None and self._has_room(filling, len(first.state) + len(first.block)):
                 entry = fresh = self._cache.reserve(first.state_key, len(first.state))
@@ -169,14 +177,14 @@ class Turn:
             first.progress.computed_tokens += len(first.state)
 
     def _has_room(self, filling: Pass, rows: int) -> bool:
-        return filling.tokens + rows <= self._pass_rows
+        return filling.tokens + rows <= self.pass_rows
 
     def _too_large(self, asked: Asked) -> OutOfDeviceMemory:
         sizes = {
             "state_tokens": len(asked.state),
             "question_tokens": len(asked.block),
             "cache_rows": self._cache.rows,
-            "pass_rows": self._pass_rows,
+            "pass_rows": self.pass_rows,
         }
         return OutOfDeviceMemory(
             "a state of {state_tokens} tokens and a question of {question_tokens} do not fit this device: it holds "

@@ -29,7 +29,7 @@ def visits(made, pool_rows):
     """How often each query row meets each pool row when the lists are followed to the letter: [rows, pool]."""
     met = np.zeros((made.launch.rows, pool_rows), dtype=int)
     ranges, edges, items = made.row_ranges.numpy(), made.edges.numpy(), made.items.numpy()
-    for first, count, _, _ in made.launch.rounds:
+    for first, count, *_ in made.launch.rounds:
         for row, rows, open_begin, open_end, first_edge, edge_count, _, _ in items[first : first + count]:
             met[row : row + rows, open_begin:open_end] += 1
             for begin, end in edges[first_edge : first_edge + edge_count]:
@@ -83,7 +83,7 @@ def test_the_pieces_of_a_tile_take_slots_in_a_row_of_one_round_and_are_merged_on
     made = plan(segments, causal=causal, max_partials=max_partials)
     all_items, all_merges = made.items.numpy(), made.merges.numpy()
     assert made.launch.partials <= max_partials
-    for first, count, first_merge, merges in made.launch.rounds:
+    for first, count, first_merge, merges, _ in made.launch.rounds:
         items = all_items[first : first + count]
         partial = items[items[:, 6] >= 0]
         assert len(set(partial[:, 6])) == len(partial)
@@ -173,6 +173,24 @@ def test_many_pieces_are_done_in_rounds():
     assert launch.partials <= 1_024
 
 
+def test_a_long_pass_is_launched_in_steps_of_whole_waves():
+    segments = [Segment(0, 3_000, 0), *questions(4, 60, 3_000, row=3_000, pool=3_000)]
+    whole, cut = plan(segments, tile=LARGE), plan(segments, tile=LARGE, step_pairs=10**6, wave=5)
+    assert len(whole.launch.rounds) == 1
+    assert len(cut.launch.rounds) > 8
+    assert all(each.pairs <= 10**6 and each.items % 5 == 0 for each in cut.launch.rounds[:-1])
+    assert [each.merges for each in cut.launch.rounds[:-1]] == [0] * (len(cut.launch.rounds) - 1)
+    assert cut.launch.merges == whole.launch.merges
+    assert torch.equal(cut.table, whole.table)
+    assert whole.pairs == cut.pairs
+    assert 3_240 * 3_000 <= whole.pairs <= 3_240 * 3_200
+
+
+def test_an_item_larger_than_a_step_is_a_step_of_its_own():
+    made = plan([Segment(0, 200, 0)], tile=LARGE, step_pairs=10)
+    assert [each.items for each in made.launch.rounds] == [1] * 10
+
+
 def test_a_long_tile_starts_before_short_ones():
     segments = [
         Segment(0, 2_000, 0),
@@ -255,7 +273,7 @@ def test_too_small_sizes_and_too_large_groups_are_refused():
         plan(questions(3, 5, 10), sizes=Sizes(64, 2, 99))
     with pytest.raises(ValueError, match="with 2 partials"):
         plan(questions(1, 5, 40), sizes=Sizes(64, 2, 1))
-    dense = cut_segments([Segment(0, 9, 0)], causal=False, group=6, tile=TILE, dense=[DenseBlock(0, 9, 0)])
+    dense = cut_segments([Segment(0, 9, 0)], causal=False, group=6, tile=TILE, dense=[DenseBlock(0, 9, 0, 9)])
     with pytest.raises(ValueError, match="dense block"):
         plan_tiles(dense, kv_heads=2, device=CPU, sizes=Sizes(64, 2, 1))
     with pytest.raises(ValueError, match="group of 33"):

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from d3serve.kernels import dispatch, float8, fused, reference
+from d3serve.kernels import float8, fused, reference
 from d3serve.kernels.matrix import LARGEST, Float8Matrix, Float8Rows, quantize_rows
+from d3serve.kernels.operations import linear
 
 PRODUCT_ERROR = 4e-3  # one rounding to BF16, and tensor cores that sum with fewer bits than FP32
 
@@ -100,7 +101,7 @@ def test_the_reference_quantizes_the_same_rows():
 def test_quantized_rows_are_no_input_of_a_plain_weight():
     x = drawn(5, 32, torch.device("cpu"))
     with pytest.raises(ValueError, match="plain weight"):
-        dispatch.linear(Float8Rows(*quantize_rows(x), x.dtype), x)
+        linear(Float8Rows(*quantize_rows(x), x.dtype), x)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(24, 64), (32, 40)])

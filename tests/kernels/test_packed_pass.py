@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from d3serve.kernels import dispatch, reference
+from d3serve.kernels import fast, reference
 from d3serve.model.backbone import Backbone, PassInputs, Pools
 from d3serve.model.buckets import MAX_PARTIALS, ROW_SIZES, Bucket
 from d3serve.model.config import Geometry
@@ -23,14 +23,14 @@ ATOL = 2e-5  # two layers in float32; a lost state or a wrong mask moves a hidde
 
 
 @pytest.fixture
-def kernels(monkeypatch):
-    """Send every operation to the kernels that a GPU would run."""
+def kernels():
+    """Let a backbone on the CPU run the kernels that a GPU would."""
     if torch.cuda.is_available():
         pytest.skip("compiled kernels take no CPU tensors")
-    fast = dispatch._fast
 
-    def use():
-        monkeypatch.setattr(dispatch, "_fast", lambda name, _: fast(name, torch.device("cuda")))
+    def use(model):
+        model.ops = fast
+        return model
 
     return use
 
@@ -50,7 +50,9 @@ def tokens(count, seed):
 
 def build(model, rows, *, causal, bucket=None):
     shape = model.attention_shape(causal=causal)
-    return PassInputs.build(rows, dispatch.cut_attention(rows.segments, shape), shape, bucket=bucket)
+    return PassInputs.build(
+        model.ops, rows, model.ops.cut_attention(rows.segments, shape), shape, bucket=bucket
+    )
 
 
 def run(model, rows, causal, bucket=None):
@@ -89,7 +91,7 @@ def test_kernels_equal_the_reference_over_a_pass(last, padded, causal, kernels):
     ]
     expected_model, model = backbone(layers), backbone(layers)
     expected = [run(expected_model, rows, causal) for rows in (two_states(), cached_questions())]
-    kernels()
+    kernels(model)
     actual = [
         run(model, rows, causal, Bucket.of(rows, 0) if padded else None)
         for rows in (two_states(), cached_questions())
@@ -106,8 +108,7 @@ def test_kernels_equal_the_reference_over_a_pass(last, padded, causal, kernels):
 
 
 def test_padding_writes_no_row_that_it_does_not_own(kernels):
-    kernels()
-    model, rows = backbone(), two_states()
+    model, rows = kernels(backbone()), two_states()
     run(model, rows, causal=False, bucket=Bucket.of(rows, 0))
     untouched = sorted(set(range(SCRATCH + 40)) - set(rows.slot_mapping.tolist()))
     assert len(untouched) > 1
@@ -117,7 +118,6 @@ def test_padding_writes_no_row_that_it_does_not_own(kernels):
 
 def test_a_pass_of_the_same_bucket_can_be_copied_into_another(kernels):
     """What a graph replay does, without the graph."""
-    kernels()
     first = two_states()
     second = plan_rows(
         [StateRows(tokens(10, 30), StatePlace(5, 10, 1))],
@@ -125,12 +125,12 @@ def test_a_pass_of_the_same_bucket_can_be_copied_into_another(kernels):
         SCRATCH,
     )
     bucket = Bucket(64, 2, 4, 0)
-    model = backbone()
+    model = kernels(backbone())
     captured = build(model, first, causal=False, bucket=bucket)
     captured.copy_(build(model, second, causal=False, bucket=bucket))
     with torch.inference_mode():
         copied = model.forward(captured)[:1]
-        plain = run(backbone(), second, causal=False)
+        plain = run(kernels(backbone()), second, causal=False)
     torch.testing.assert_close(copied, plain, rtol=0, atol=ATOL)
 
 
@@ -152,11 +152,20 @@ def test_the_reference_notices_a_lost_state(kernels):
     run(model, two_states(), causal=False)
     right = run(model, cached_questions(), causal=False)
     model.pools.recurrent.zero_()
-    kernels()
+    kernels(model)
     wrong = run(model, cached_questions(), causal=False)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(wrong, right, rtol=0, atol=ATOL)
 
 
-def test_reference_is_restored():
-    assert dispatch._fast("fused", CPU) is reference
+def test_a_cpu_runs_the_reference():
+    assert backbone().ops is reference
+
+
+def test_the_steps_of_a_pass_say_how_much_work_they_are(kernels):
+    for model in (backbone(), kernels(backbone()), backbone(("full_attention", "linear_attention"))):
+        inputs = build(model, two_states(), causal=False)
+        with torch.inference_mode():
+            done = list(model.steps(inputs))
+        assert len(done) > 4
+        assert sum(done) == model.work(inputs)

@@ -139,6 +139,15 @@ def test_pieces_that_do_not_fit_one_round_are_merged_in_several():
     check(segments, plan=plan)
 
 
+def test_steps_change_no_bit():
+    segments = state_and_questions(60, [3, 20])
+    q, k_pool, v_pool = tensors(segments)
+    whole, cut = (make_plan(segments, q, k_pool, step_pairs=pairs) for pairs in (10**9, 2_000))
+    assert len(cut.launch.rounds) > 2 * len(whole.launch.rounds)
+    expected, actual = (prefix_bidir_attention(q, k_pool, v_pool, p, softmax_scale=0.2) for p in (whole, cut))
+    assert torch.equal(actual, expected)
+
+
 def test_several_states_in_any_order_of_pool_rows():
     segments = [
         Segment(0, 20, 200),

@@ -3,10 +3,15 @@
 import pytest
 import torch
 
-from d3serve.kernels.attention_cut import cut_segments
+from d3serve.kernels.attention_cut import STEP_PAIRS, cut_segments
 from d3serve.kernels.attention_plan import MAX_PARTIALS, Sizes, plan_tiles
 from d3serve.kernels.attention_tiles import DENSE_ROWS, LARGE, SMALL
-from d3serve.kernels.prefix_bidir import cut_attention, plan_attention, prefix_bidir_attention
+from d3serve.kernels.prefix_bidir import (
+    attention_steps,
+    cut_attention,
+    plan_attention,
+    prefix_bidir_attention,
+)
 from d3serve.kernels.segments import AttentionShape, Segment
 
 pytestmark = pytest.mark.gpu
@@ -206,6 +211,16 @@ def test_a_long_block_goes_to_cudnn_and_agrees_with_the_kernel():
     assert_close(actual, *inputs, segments, rows=last)
     kernel_alone = prefix_bidir_attention(*inputs, tiled(segments), softmax_scale=SCALE)
     assert_close(kernel_alone, *inputs, segments, rows=last)
+
+
+@pytest.mark.parametrize("rows", [DENSE_ROWS.stop - 1_000, DENSE_ROWS.stop + 1_000], ids=["cudnn", "kernel"])
+def test_a_long_state_is_attended_in_steps_of_bounded_work(rows):
+    segments = packed((rows, 50))
+    inputs, plan = tensors(segments), served(segments)
+    steps = list(attention_steps(*inputs, torch.empty_like(inputs[0]), plan, softmax_scale=SCALE))
+    assert len(steps) > 8
+    assert max(steps) <= STEP_PAIRS
+    assert sum(steps) == plan.pairs
 
 
 @pytest.mark.parametrize("rows", [4_000, DENSE_ROWS.start + 1_000], ids=["kernel", "cudnn"])

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from d3serve.kernels import dispatch
+from d3serve.kernels import reference
 from d3serve.model import engine as engine_module
 from d3serve.schemas import ChoiceQuestion, NoulQuestion
 
@@ -16,14 +16,14 @@ STATE = "the customer was charged twice for an order and asked our team "
 def outputs(engine, monkeypatch):
     """Run one job as one pass, its tokens changed by a function; give each full-attention layer's output."""
     job = engine.prepare(STATE, {"q": NoulQuestion(type="noul", instructions="Urgent?")})
-    attention, planned = dispatch.prefix_bidir_attention, engine_module.plan_rows
+    attention, planned = reference.attention_steps, engine_module.plan_rows
 
     def run(change=None):
         seen = []
 
-        def recorded(*args, **kwargs):
-            seen.append(attention(*args, **kwargs).clone())
-            return seen[-1]
+        def recorded(q, k, v, out, plan, **kwargs):
+            yield from attention(q, k, v, out, plan, **kwargs)
+            seen.append(out.clone())
 
         def changed(*args):
             rows = planned(*args)
@@ -32,7 +32,7 @@ def outputs(engine, monkeypatch):
                 change(tokens)
             return dataclasses.replace(rows, tokens=tokens)
 
-        monkeypatch.setattr(dispatch, "prefix_bidir_attention", recorded)
+        monkeypatch.setattr(reference, "attention_steps", recorded)
         monkeypatch.setattr(engine_module, "plan_rows", changed)
         engine.decide([job])
         for key in engine.cached_state_keys():
@@ -72,8 +72,8 @@ def test_the_first_question_token_sees_the_last(outputs):
 
 
 def test_the_properties_notice_a_causal_mask(outputs, monkeypatch):
-    cut = dispatch.cut_attention
-    monkeypatch.setattr(dispatch, "cut_attention", lambda s, shape: cut(s, shape._replace(causal=True)))
+    cut = reference.cut_attention
+    monkeypatch.setattr(reference, "cut_attention", lambda s, shape: cut(s, shape._replace(causal=True)))
     with pytest.raises(AssertionError):
         test_the_first_state_token_sees_the_last(outputs)
     with pytest.raises(AssertionError):

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from d3serve.kernels.matrix import sum_rows_alike
+from d3serve.model import engine as engine_module
 from d3serve.model.engine import DecisionEngine
 from d3serve.schemas import NoulQuestion
 
@@ -123,6 +124,24 @@ def test_twenty_turns_over_one_cached_state_give_the_bits_of_the_turn_that_read_
     assert all(torch.equal(probabilities(engine, jobs[:1]), first) for _ in range(20))
     assert torch.equal(before[0], pools.recurrent)
     assert torch.equal(before[1], pools.conv)
+
+
+@pytest.mark.parametrize("words", [3_000, 14_000], ids=["kernel", "cudnn"])
+def test_short_passes_between_the_steps_of_a_long_one_change_no_bit(
+    words, tiny_checkpoint, jobs, monkeypatch
+):
+    """The short ones are launched at first, captured then, and replayed."""
+    monkeypatch.setattr(engine_module, "LONG_ROWS", 1_000)
+    engine = load(tiny_checkpoint, "bfloat16")
+    long, short = (engine.prepare(state, jobs[0][1]) for state in ("word " * words, "a short state"))
+    (alone,), (short_alone,) = engine.decide([long]), engine.decide([short])
+    beside = []
+    for _ in range(2):
+        engine.cache.forget(long.state_key)
+        (disturbed,) = engine.decide([long], at_yield=lambda _: beside.extend(engine.decide([short])))
+        assert disturbed == alone
+    assert len(beside) > 10
+    assert all(each.answers == short_alone.answers for each in beside)
 
 
 def test_warm_up_leaves_nothing_to_compile_or_capture(tiny_checkpoint, jobs):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from d3serve.kernels import dispatch, reference
+from d3serve.kernels import reference
 from d3serve.model import engine as engine_module
 from d3serve.schemas import NoulQuestion
 
@@ -100,14 +100,14 @@ def test_bfloat16_decides_as_float32_where_the_margin_is_clear(tiny_checkpoint, 
 
 
 def _causal_everywhere(monkeypatch):
-    cut = dispatch.cut_attention
-    monkeypatch.setattr(dispatch, "cut_attention", lambda s, shape: cut(s, shape._replace(causal=True)))
+    cut = reference.cut_attention
+    monkeypatch.setattr(reference, "cut_attention", lambda s, shape: cut(s, shape._replace(causal=True)))
 
 
 def _blind_to_state(monkeypatch):
-    cut = dispatch.cut_attention
+    cut = reference.cut_attention
     monkeypatch.setattr(
-        dispatch,
+        reference,
         "cut_attention",
         lambda s, shape: cut([x._replace(prefix_length=0) for x in s], shape),
     )
@@ -115,7 +115,7 @@ def _blind_to_state(monkeypatch):
 
 def _state_sees_question(monkeypatch):
     """The mask of the other checkpoints: the state's rows also see a question."""
-    cut = dispatch.cut_attention
+    cut = reference.cut_attention
 
     def leaky(segments, shape):
         question = segments[-1]
@@ -127,18 +127,18 @@ def _state_sees_question(monkeypatch):
         ]
         return cut(states, shape)
 
-    monkeypatch.setattr(dispatch, "cut_attention", leaky)
+    monkeypatch.setattr(reference, "cut_attention", leaky)
 
 
 def _questions_see_each_other(monkeypatch):
-    cut = dispatch.cut_attention
+    cut = reference.cut_attention
 
     def leaky(segments, shape):
         asked = [s for s in segments if s.final_slot < 0]
         spread = [s if s.final_slot >= 0 else s._replace(own_start=asked[0].own_start) for s in segments]
         return cut(spread, shape)
 
-    monkeypatch.setattr(dispatch, "cut_attention", leaky)
+    monkeypatch.setattr(reference, "cut_attention", leaky)
 
 
 def _forgotten_conv_state(monkeypatch):

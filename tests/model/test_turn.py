@@ -35,6 +35,7 @@ class Device:
         )
         self.cache = StateCache(rows=self.rows, slots=self.slots, row_bytes=1, slot_bytes=1, tier=tier)
         self.pass_rows = chance.randint(10, self.rows)
+        self.pass_states = chance.randint(1, self.slots)
 
     def run(self, filled, scratch) -> None:
         for entry in filled.fresh:
@@ -57,9 +58,10 @@ class Device:
         )
 
     def decide(self, jobs, fails) -> None:
-        turn = Turn(jobs, self.cache, pass_rows=self.pass_rows)
+        turn = Turn(jobs, self.cache, pass_rows=self.pass_rows, pass_states=self.pass_states)
         for filled in DecisionEngine._passes(self, turn):
             assert filled.tokens <= self.pass_rows
+            assert len(filled.pinned) <= self.pass_states
             with PinnedPass(filled, self.cache) as held:
                 self.run(filled, held.scratch)
                 if fails:

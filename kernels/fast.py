@@ -1,0 +1,23 @@
+"""The fast kernels as one set of `Operations`."""
+
+from d3serve.kernels.convolution import gdn_prepare
+from d3serve.kernels.float8 import float8_linear
+from d3serve.kernels.fused import add_rms_norm, gated_rms_norm, qk_norm_rope_store, sigmoid_gate, silu_mul
+from d3serve.kernels.gated_delta import gated_delta_rule
+from d3serve.kernels.prefix_bidir import attention_steps, cut_attention, plan_attention
+from d3serve.kernels.recurrence_plan import plan_recurrence
+
+__all__ = [
+    "add_rms_norm",
+    "attention_steps",
+    "cut_attention",
+    "float8_linear",
+    "gated_delta_rule",
+    "gated_rms_norm",
+    "gdn_prepare",
+    "plan_attention",
+    "plan_recurrence",
+    "qk_norm_rope_store",
+    "sigmoid_gate",
+    "silu_mul",
+]

@@ -1,0 +1,136 @@
+"""The operations of a pass as one set: the fast kernels for a GPU, plain PyTorch for a CPU.
+
+A pass builds one plan for its full-attention layers and one for its linear layers, and every layer uses them; a plan
+is opaque outside the set that made it. Shapes and formulas are documented in `d3serve.kernels.reference`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from d3serve.kernels import reference
+from d3serve.kernels.attention_plan import Sizes as AttentionSizes
+from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows
+from d3serve.kernels.recurrence_plan import RecurrenceSizes
+from d3serve.kernels.segments import AttentionShape, Segment
+
+
+class Operations(Protocol):
+    """What a backbone asks of a device; `reference` and `fast` are modules of this shape."""
+
+    def cut_attention(self, segments: Sequence[Segment], shape: AttentionShape) -> Any:
+        """Decide how the full-attention layers of a pass are cut.
+
+        `partials` of the result is what the sizes of a padded plan must have room for; it is opaque otherwise.
+        """
+
+    def plan_attention(self, cut: Any, shape: AttentionShape, *, sizes: AttentionSizes | None = None) -> Any:
+        """Prepare the full-attention layers of a cut pass; `pairs` of the result tells how much they attend.
+
+        `sizes` pad a plan for the GPU, so that what is launched does not depend on its contents.
+        """
+
+    def plan_recurrence(
+        self, segments: Sequence[Segment], *, device: torch.device, sizes: RecurrenceSizes | None = None
+    ) -> Any:
+        """Prepare the linear layers of a pass (states stand before questions); `sizes` pads a plan for the GPU."""
+
+    def attention_steps(
+        self, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, plan: Any, *, softmax_scale: float
+    ) -> Iterator[int]:
+        """Attend from each segment's rows to its prefix and its own block, into `out`, in bounded steps.
+
+        Yields, after each step, how many pairs of a query row and a key it was.
+        """
+
+    def gdn_prepare(
+        self,
+        mixed: Tensor,
+        b: Tensor,
+        a: Tensor,
+        conv_weight: Tensor,
+        conv_states: Tensor,
+        A_log: Tensor,
+        dt_bias: Tensor,
+        plan: Any,
+        *,
+        key_heads: int,
+        value_heads: int,
+        key_dim: int,
+        value_dim: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Convolve and normalise the inputs of the gated delta rule; carry the conv state on."""
+
+    def gated_delta_rule(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        recurrent_states: Tensor,
+        plan: Any,
+        *,
+        scale: float,
+    ) -> Tensor:
+        """Run the gated delta rule over each segment from its initial slot."""
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, float8: bool = False
+    ) -> tuple[Rows, Tensor]:
+        """Add to the residual stream and normalise; quantize what is normed if it meets an FP8 weight next."""
+
+    def qk_norm_rope_store(
+        self,
+        qkv: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        slot_mapping: Tensor,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        eps: float,
+    ) -> Tensor:
+        """Normalise and rotate queries and keys; write K and V into the pools."""
+
+    def sigmoid_gate(self, attn: Tensor, qkv: Tensor) -> Tensor:
+        """Multiply attention's output by the sigmoid of the gate in `qkv`."""
+
+    def gated_rms_norm(self, x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Normalise each value head and multiply by silu(z)."""
+
+    def silu_mul(self, gate_up: Tensor, *, float8: bool = False) -> Rows:
+        """silu(gate)·up of one fused projection, quantized if it meets an FP8 weight next."""
+
+    def float8_linear(self, x: Rows, weight: Float8Matrix, out: Tensor | None = None) -> Tensor:
+        """Multiply x [T, columns] by the transpose of an FP8 weight [rows, columns]: [T, rows] or `out`."""
+
+
+def operations(device: torch.device) -> Operations:
+    """The set for `device`. Triton comes in with the fast one, so a machine without a GPU never needs it."""
+    if device.type != "cuda":
+        return reference
+    from d3serve.kernels import fast  # noqa: PLC0415 # imports triton
+
+    return fast
+
+
+def linear(x: Rows, weight: Matrix, out: Tensor | None = None) -> Tensor:
+    """Multiply x [T, columns] by the transpose of a weight [rows, columns], plain or FP8: [T, rows] or `out`.
+
+    Raises:
+        ValueError: quantized rows meet a plain weight.
+    """
+    if isinstance(weight, Float8Matrix):
+        return operations(weight.values.device).float8_linear(x, weight, out)
+    if not isinstance(x, Tensor):
+        raise ValueError("quantized rows meet a plain weight")
+    return F.linear(x, weight) if out is None else torch.mm(x, weight.T, out=out)
