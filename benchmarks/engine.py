@@ -27,7 +27,8 @@ from peers import Peer
 
 from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
 from d3serve.model.config import CODES, DecisionConfig, Geometry
-from d3serve.model.engine import MLP_ROWS, DecidedJob, DecisionEngine, PreparedJob
+from d3serve.model.engine import DecidedJob, DecisionEngine, PreparedJob
+from d3serve.model.memory import BESIDE_ROWS, BESIDE_SLOTS, LONGEST_PASS, MLP_ROWS, MemoryPlan
 from d3serve.model.random_weights import random_weights
 from d3serve.model.state_cache import StateCache
 from d3serve.model.weights import FullAttention, Weights
@@ -53,8 +54,8 @@ class Bench:
         return Peer(self.geometry, self.tensors, self.weights.readout)
 
     def engine(self, *, rows: int, slots: int) -> DecisionEngine:
-        """An engine whose pools hold `rows` keys and `slots` states."""
-        g = self.geometry
+        """An engine whose longest pass has `rows` keys and `slots` states; beside it is room for a short one."""
+        g, rows, slots = self.geometry, rows + BESIDE_ROWS, slots + BESIDE_SLOTS
         cache = StateCache(
             rows=rows, slots=slots, row_bytes=row_bytes(g, self.dtype), slot_bytes=slot_bytes(g, self.dtype)
         )
@@ -66,8 +67,9 @@ class Bench:
             max_length=g.max_positions, dtype=str(self.dtype), device=str(self.device),
         )  # fmt: skip
         return DecisionEngine(
-            info=info, identity="random", config=config, tokenizer=cast("Any", None),
+            info=info, config=config, tokenizer=cast("Any", None),
             backbone=Backbone(g, self.weights, pools, mlp_rows=MLP_ROWS), cache=cache,
+            plan=MemoryPlan(rows, slots, LONGEST_PASS),
         )  # fmt: skip
 
     def reseed(self) -> None:

@@ -5,43 +5,38 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
 import torch
 from pydantic import JsonValue
 
-from d3serve.errors import DeviceError, InvalidRequest, InvalidSettings, MaxTokensExceeded, OutOfDeviceMemory
-from d3serve.model.backbone import Backbone, PassInputs, Pools, row_bytes, slot_bytes
+from d3serve.errors import DeviceError, InvalidRequest, MaxTokensExceeded, OutOfDeviceMemory
+from d3serve.model.assembly import describe, make_state_cache, read_or_draw_weights, size_pools
+from d3serve.model.backbone import Backbone, PassInputs, Pools
 from d3serve.model.buckets import ROW_SIZES, Bucket
-from d3serve.model.checkpoint import Quantization, load_weights
-from d3serve.model.config import DecisionConfig, Geometry, load_decision_config, load_geometry
+from d3serve.model.checkpoint import Quantization
+from d3serve.model.config import DecisionConfig, load_decision_config, load_geometry
 from d3serve.model.graphs import GraphCache
-from d3serve.model.host_tier import HostTier
-from d3serve.model.hub import Package, locate
-from d3serve.model.memory import MemoryPlan, divide_pools, plan_memory
+from d3serve.model.hub import locate
+from d3serve.model.memory import MLP_ROWS, MemoryPlan
 from d3serve.model.pace import Pace
 from d3serve.model.placement import Device, Dtype, place
 from d3serve.model.plan import PassRows, plan_rows
 from d3serve.model.prompt import Prompts, Tokens, build_prompts
-from d3serve.model.random_weights import random_weights
 from d3serve.model.readout import option_count, read_probabilities, to_answer
 from d3serve.model.remote_format import RemoteFormat, load_prompts
 from d3serve.model.state_cache import CacheStats, StateCache
 from d3serve.model.tokenizer import PromptTokenizer, SpecialTokens
 from d3serve.model.turn import Pass, PinnedPass, PreparedJob, Progress, Turn
-from d3serve.model.weights import Weights, to_float8
 from d3serve.schemas import Answer, ModelInfo, NoulQuestion, Question, Usage
 
 __all__ = ["DecidedJob", "DecisionEngine", "PreparedJob"]
 
-CPU_CACHE_BYTES = 256 * 2**20
 # A pass that the host launches, its keys cut and merged; and one whose state takes the dense attention.
 WARM_UP_ROWS = (4096, 32_768)
 REHEARSED_QUESTION = 256  # rows at most: longer ones are not cut
 REHEARSAL = "rehearsal"  # the state key of jobs that warm up; a real one is a digest
-MLP_ROWS = 16_384  # rows of one MLP step: 27B activations of 1.1 GB
 LONG_ROWS = 8192  # from here on a pass calls `at_yield`: the 27B on an H200 takes 0.7 s for so many
 AtYield = Callable[[float], None]
 
@@ -117,16 +112,16 @@ class DecisionEngine:
         folder = package.folder
         config, geometry = load_decision_config(folder, any_layout=trust_remote_code), load_geometry(folder)
         tokenizer = load_prompts(folder, config, special_tokens_in_text)
-        weights = _weights(folder, geometry, where, kind, quantization, at_random=load_format == "random")
-        plan = _plan_memory(geometry, kind, where, state_cache_bytes, shares_state=config.shares_state)
+        weights = read_or_draw_weights(folder, geometry, where, kind, load_format, quantization)
+        plan = size_pools(geometry, kind, where, state_cache_bytes, shares_state=config.shares_state)
         pools = Pools.allocate(geometry, rows=plan.rows, slots=plan.slots, device=where, dtype=kind)
         read_as = (str(kind), load_format, str(quantization), special_tokens_in_text)
         return cls(
-            info=_describe(package, config, geometry, kind, where, read_as),
+            info=describe(package, config, geometry, kind, where, read_as),
             config=config,
             tokenizer=tokenizer,
             backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS),
-            cache=_state_cache(geometry, plan, pools, state_cache_host_bytes),
+            cache=make_state_cache(geometry, plan, pools, state_cache_host_bytes),
             plan=plan,
         )
 
@@ -342,85 +337,3 @@ def _decided(progress: Progress) -> DecidedJob:
         questions=job.questions,
     )
     return DecidedJob(answers, usage)
-
-
-def _weights(
-    folder: Path,
-    geometry: Geometry,
-    device: torch.device,
-    dtype: torch.dtype,
-    quantization: Quantization | None,
-    *,
-    at_random: bool,
-) -> Weights:
-    if at_random:
-        drawn = random_weights(geometry, device, dtype)[0]
-        return to_float8(drawn) if quantization == "fp8" else drawn
-    return load_weights(folder, geometry, device, dtype, quantization)
-
-
-def _describe(
-    package: Package,
-    config: DecisionConfig,
-    geometry: Geometry,
-    dtype: torch.dtype,
-    device: torch.device,
-    read_as: Sequence[str],
-) -> ModelInfo:
-    """What is served; the identity covers `read_as` too, on which answers depend as well."""
-    max_length = config.max_length or geometry.max_positions
-    identity = ":".join((package.identity, *read_as))
-    return ModelInfo(
-        name=package.name,
-        revision=package.revision,
-        identity=hashlib.sha256(identity.encode()).hexdigest()[:32],
-        attention_mode=config.attention_mode,
-        prompt_layout=config.prompt_layout,
-        validated_length=config.validated_length or max_length,
-        max_length=max_length,
-        dtype=str(dtype).removeprefix("torch."),
-        device=str(device),
-    )
-
-
-def _plan_memory(
-    geometry: Geometry,
-    dtype: torch.dtype,
-    device: torch.device,
-    pool_bytes: int | None,
-    *,
-    shares_state: bool,
-) -> MemoryPlan:
-    """Size the pools and the longest pass: on a GPU by what the weights leave, on a CPU by a fixed budget."""
-    if device.type != "cuda":
-        budget, free = CPU_CACHE_BYTES if pool_bytes is None else pool_bytes, 0
-        plan = divide_pools(geometry, dtype, budget, shares_state=shares_state)
-    else:
-        free, _ = torch.cuda.mem_get_info(device)
-        plan = plan_memory(
-            geometry, dtype, free, mlp_rows=MLP_ROWS, shares_state=shares_state, pool_bytes=pool_bytes
-        )
-    if pool_bytes is not None and not plan.rows:
-        raise InvalidSettings(
-            f"state_cache_bytes is {pool_bytes}, too little for one row: a state takes {slot_bytes(geometry, dtype)} "
-            f"bytes and {row_bytes(geometry, dtype)} for each row",
-            field="state_cache_bytes",
-        )
-    if not plan.pass_rows:
-        raise InvalidSettings(
-            f"the weights leave {free / 1e9:.1f} GB of device memory, too little for a pass beside a state cache of "
-            f"{'any size' if pool_bytes is None else f'{pool_bytes / 1e9:.1f} GB'}",
-            field="state_cache_bytes",
-        )
-    return plan
-
-
-def _state_cache(geometry: Geometry, plan: MemoryPlan, pools: Pools, host_bytes: int) -> StateCache:
-    """The bookkeeping of `pools`, with host memory behind it if there is any."""
-    return StateCache(
-        rows=plan.rows,
-        slots=plan.slots,
-        row_bytes=row_bytes(geometry, pools.k.dtype),
-        slot_bytes=slot_bytes(geometry, pools.k.dtype),
-        tier=HostTier(pools, host_bytes) if host_bytes else None,
-    )

@@ -18,6 +18,7 @@ MARGIN_BYTES = 2 * 2**30
 RULE_BYTES = 2**29  # chunk intermediates of the delta rule, whatever the length
 LONGEST_PASS = 131_072  # rows; no prompt may be longer, and a longer turn gains nothing
 LEAST_SLOTS = 2
+MLP_ROWS = 16_384  # rows of one MLP step: 27B activations of 1.1 GB
 MAX_SLOTS = 512
 # A short pass may run between the steps of a long one: room for it is kept beside the longest pass.
 BESIDE_ROWS = 2048
