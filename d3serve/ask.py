@@ -1,71 +1,128 @@
 """What `d3serve ask` does: build a request, post it as a job, wait, show the answers."""
 
 import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from d3serve.client import Client
-from d3serve.errors import InvalidRequest
+from d3serve.errors import InvalidJSON, InvalidRequest, StorageUnavailable
+from d3serve.strict_json import read_json
+from d3serve.terminal import plain, printing
 
 NAME_CHARS: Final = 200  # a question is named by its text, and a name may have 256
+FIRST_CONTACT_S: Final = 2.0  # `d3serve up &` listens by then; nobody else who will is worth a wait
+MAX_DEPTH: Final = 200  # what an API may be set to allow; its own limit is the one that counts
+# Where a question may end: a colon before a blank, so that 9:30, C:\\ and https:// are none; or a full-width one.
+_COLON: Final = re.compile(r":(?=\s|$)|：")
 
 
 def build_request(
-    state: str | None, yes_no: Sequence[str], choice: Sequence[str], score: Sequence[str]
+    state: str | None,
+    yes_no: Sequence[str],
+    choice: Sequence[str],
+    score: Sequence[str],
+    questions: str | None = None,
 ) -> dict[str, Any]:
-    """A System One body from command-line arguments; `choice` and `score` read `question: a | b | c`.
+    """A System One body from command-line arguments.
+
+    `choice` and `score` read `question: a | b | c`; `questions` is the JSON object of the HTTP API.
 
     Raises:
-        InvalidRequest: no state, no question, one without options, or one asked twice.
+        InvalidRequest: no state, no question, one whose options are missing, empty, doubled or could be others, or
+            one asked twice.
+        InvalidJSON: `questions` is no strict JSON object.
     """
     if state is None:
         raise InvalidRequest("give a request file, or --state and at least one question", field="state")
     asked: list[tuple[str, dict[str, Any]]] = [(text, {"type": "noul"}) for text in yes_no]
-    for text in choice:
-        instructions, options = _options(text)
-        asked.append((instructions, {"type": "choice", "criteria": dict.fromkeys(options)}))
-    for text in score:
-        instructions, options = _options(text)
-        asked.append((instructions, {"type": "score", "criteria": options}))
-    questions: dict[str, Any] = {}
+    asked += [_asked("choice", text) for text in choice]
+    asked += [_asked("score", text) for text in score]
+    found: dict[str, Any] = (
+        {} if questions is None else _object(questions.encode(errors="replace"), "--questions")
+    )
     for instructions, question in asked:
+        if not instructions.strip():
+            raise InvalidRequest("a question is empty", field="questions")
         name = instructions if len(instructions) <= NAME_CHARS else instructions[: NAME_CHARS - 1] + "…"
-        if name in questions:
+        if name in found:
             raise InvalidRequest(f"{name!r} is asked twice", field="questions")
-        questions[name] = {**question, "instructions": instructions}
-    if not questions:
-        raise InvalidRequest("ask something: --yes-no, --choice or --score", field="questions")
-    return {"state": state, "questions": questions}
+        found[name] = {**question, "instructions": instructions}
+    if not found:
+        raise InvalidRequest("ask something: --yes-no, --choice, --score or --questions", field="questions")
+    return {"state": state, "questions": found}
 
 
-def _options(text: str) -> tuple[str, list[str]]:
-    instructions, colon, listed = text.rpartition(":")
-    options = [part.strip() for part in listed.split("|")]
-    if not colon or len(options) < 2:
+def _asked(kind: str, text: str) -> tuple[str, dict[str, Any]]:
+    """The question in `question: a | b`. Where it could end in two places, none is guessed."""
+    head, *rest = text.split("|")
+    ends = list(_COLON.finditer(head))
+    if not rest or not ends:
         raise InvalidRequest(f"{text!r}: write 'question: option | option'", field="questions")
-    return instructions.strip(), options
+    readings = []
+    for end in ends:
+        options = [part.strip() for part in (head[end.end() :], *rest)]
+        criteria = dict.fromkeys(options) if kind == "choice" else options
+        readings.append((head[: end.start()].strip(), {"type": kind, "criteria": criteria}))
+    if len(readings) > 1:
+        name, question = readings[0]
+        explicit = json.dumps({name: {**question, "instructions": name}}, ensure_ascii=False)
+        raise InvalidRequest(
+            f"{text!r}: the question may end at any of {len(ends)} colons; say at which, as in "
+            f"--questions {shlex.quote(explicit)}",
+            field="questions",
+        )
+    if "" in options:
+        raise InvalidRequest(f"{text!r}: one of the options is empty", field="questions")
+    if doubled := next((option for option in options if options.count(option) > 1), None):
+        raise InvalidRequest(f"{text!r}: {doubled!r} stands twice among the options", field="questions")
+    return readings[0]
 
 
 def read_request(path: Path) -> dict[str, Any]:
-    """The JSON object in a request file.
+    """The JSON object in a request file, read as strictly as the API reads a body.
 
     Raises:
-        InvalidRequest: the file is missing or holds no JSON object.
+        InvalidRequest: the file cannot be read.
+        InvalidJSON: it holds no strict JSON object.
     """
     try:
-        body = json.loads(path.read_text("utf-8"))
+        content = path.read_bytes()
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}", field="request") from None
-    except ValueError as error:
-        raise InvalidRequest(f"{path} holds no JSON: {error}", field="request") from None
-    if not isinstance(body, dict):
-        raise InvalidRequest(f"{path} holds no JSON object", field="request")
-    return body
+    return _object(content, str(path))
+
+
+def _object(content: bytes, source: str) -> dict[str, Any]:
+    try:
+        value = read_json(content, max_depth=MAX_DEPTH)
+    except InvalidJSON as error:
+        reason = error.message.replace("the body", "it", 1)
+        raise type(error)(f"{source} holds no JSON that can be sent: {reason}") from None
+    if not isinstance(value, dict):
+        raise InvalidJSON(f"{source} holds no JSON object")
+    return value
+
+
+def find_server(url: str, api_key: str | None) -> None:
+    """See that a d3serve server answers at `url`, at once and before anything is sent to it.
+
+    Raises:
+        StorageUnavailable: nobody does; says how to start one.
+        InternalError: another server does.
+    """
+    with Client(url, api_key=api_key, patience_s=FIRST_CONTACT_S) as client:
+        try:
+            client.ping()
+        except StorageUnavailable as error:
+            raise StorageUnavailable(
+                f"{error.message}. Start a server with `d3serve up`, or name one with --url"
+            ) from None
 
 
 def ask(url: str, body: Mapping[str, Any], *, api_key: str | None, console: Console) -> dict[str, Any]:
@@ -74,11 +131,20 @@ def ask(url: str, body: Mapping[str, Any], *, api_key: str | None, console: Cons
     Raises:
         D3ServeError: the server refused it or cannot be reached.
     """
-    with Client(url, api_key=api_key) as client, console.status(f"waiting for {url}") as line:
+    find_server(url, api_key)
+    with Client(url, api_key=api_key) as client, console.status(f"waiting for {plain(url)}") as line:
         job = client.submit_body(body)
         for event in client.events(job.id):
-            line.update(event.name)
+            line.update(plain(event.name))
         return dict(client.get(job.id).raw)
+
+
+def show_json(job: Mapping[str, Any]) -> bool:
+    """Print a finished job as the API tells it; true if it succeeded."""
+    with printing() as console:
+        unicode = console.encoding.startswith("utf")
+        console.file.write(json.dumps(job, indent=2, ensure_ascii=not unicode) + "\n")
+    return bool(job["status"] == "succeeded")
 
 
 def show(job: Mapping[str, Any], console: Console, truths: Mapping[str, str] | None = None) -> bool:
@@ -90,17 +156,17 @@ def show(job: Mapping[str, Any], console: Console, truths: Mapping[str, str] | N
         error = job.get("error") or {}
         reason = f": {error['message']}" if error else ""
         console.print(
-            f"[red]{job['status']}[/red] {error.get('code', '')}{escape(reason)}",
+            f"[red]{plain(job['status'])}[/red] {plain(error.get('code', '') + reason)}",
             highlight=False,
             soft_wrap=True,
         )
         return False
     result = job["result"]
-    table = Table("question", "answer", "probability", "confidence", title=escape(result["model"]))
-    if truths:
-        table.add_column("truth")
+    table = Table(title=plain(result["model"]))
+    for column in ("question", "answer", "probability", "confidence", *(["truth"] if truths else [])):
+        table.add_column(column, overflow="fold")  # never cut
     for name, answer in result["answers"].items():
-        table.add_row(escape(name), *_row(answer), *([truths[name]] if truths else []))
+        table.add_row(plain(name), *_row(answer), *([truths[name]] if truths else []))
     console.print(table)
     usage = result["usage"]
     console.print(
@@ -116,10 +182,10 @@ def _row(answer: Mapping[str, Any]) -> tuple[str, str, str]:
             return ("yes" if answer["noul"] >= 0.5 else "no", f"{answer['noul']:.3f}", "")
         case "choice":
             best = answer["choice"]
-            return (escape(best), f"{answer['probabilities'][best]:.3f}", f"{answer['confidence']:.3f}")
+            return (plain(best), f"{answer['probabilities'][best]:.3f}", f"{answer['confidence']:.3f}")
         case "score":
             level = max(answer["probabilities"], key=answer["probabilities"].__getitem__)
             shown = f"{answer['score']:.2f} ({answer['legend'][level]})"
-            return (escape(shown), f"{answer['probabilities'][level]:.3f}", f"{answer['confidence']:.3f}")
+            return (plain(shown), f"{answer['probabilities'][level]:.3f}", f"{answer['confidence']:.3f}")
         case _:
-            return (f"[red]{answer['error']['code']}[/red]", "", "")
+            return (f"[red]{plain(answer['error']['code'])}[/red]", "", "")

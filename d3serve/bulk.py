@@ -3,115 +3,249 @@
 import asyncio
 import hashlib
 import json
+import time
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
-from d3serve.client import AsyncClient
-from d3serve.errors import D3ServeError, InvalidRequest
+from d3serve.ask import find_server
+from d3serve.client import AsyncClient, Job
+from d3serve.errors import (
+    D3ServeError,
+    InternalError,
+    InvalidJSON,
+    InvalidRequest,
+    JobExpired,
+    JobNotFinished,
+    QueueFull,
+    RateLimited,
+    ServiceError,
+    StateLost,
+)
+from d3serve.result_file import ResultFile, Row
+from d3serve.strict_json import read_json
+
+PATIENCE_S: Final = 600.0  # a deploy, a broker's restart and a full queue of minutes end within it
+RETRY_S: Final = 5.0  # between tries of a line that the server itself could not serve
+MAX_DEPTH: Final = 200  # what an API may be set to allow; its own limit is the one that counts
+MAX_RERUNS: Final = 100  # of a line whose jobs were erased one after another
+NOT_OF_THE_LINE: Final = frozenset(
+    {401, 403, 407, 408, 425, 429}
+)  # what any other line would be told as well
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the request file: its body, or why it holds none; `digest` is its place and its content."""
+
+    number: int
+    digest: str
+    body: Mapping[str, Any] | None = None
+    refusal: D3ServeError | None = None
 
 
 def submit_file(
-    requests: Path, out: Path, *, url: str, api_key: str | None, at_once: int, console: Console
-) -> int:
-    """Submit every line of `requests` that has no result in `out` yet; return how many have failed in all.
-
-    A job's key follows from its line, so a line that was submitted just before a crash finds its job again.
-
-    Raises:
-        InvalidRequest: a file cannot be read or written, a line is no JSON object, or a result belongs to another
-            request than the one on its line; names the line.
-        StorageUnavailable: the server went away; run it again to go on.
-    """
-    lines, known = read_lines(requests), read_results(out)
-    for number, row in known.items():
-        if number not in lines or row["request"] != _digest(number, lines[number]):
-            raise InvalidRequest(
-                f"{out} holds the result of another request for line {number}: give {requests} an --out of its own",
-                field="out",
-            )
-    failed = sum(1 for row in known.values() if row["status"] != "succeeded")
-    waiting = [number for number in lines if number not in known]
-    try:
-        file = out.open("a", encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequest(f"cannot write {out}: {error.strerror}", field="out") from None
-    with file:
-        try:
-            failed += asyncio.run(_submit_all(lines, waiting, file, url, api_key, at_once, console))
-        except ExceptionGroup as group:  # of the same trouble, many times over
-            raise group.exceptions[0] from None
-    if failed:
-        console.print(
-            f"{failed} of {len(lines)} did not succeed: {out} says why", highlight=False, soft_wrap=True
-        )
-    return failed
-
-
-def read_lines(path: Path) -> dict[int, dict[str, Any]]:
-    """The JSON objects of a file, by line number."""
-    texts = _text(path, "requests").split("\n")
-    found: dict[int, dict[str, Any]] = {}
-    for number, text in enumerate(texts, 1):
-        if not text.strip():
-            continue
-        try:
-            value = json.loads(text)
-        except ValueError as error:
-            raise InvalidRequest(f"{path} line {number}: {error}", field="requests") from None
-        if not isinstance(value, dict):
-            raise InvalidRequest(f"{path} line {number}: holds no JSON object", field="requests")
-        found[number] = value
-    return found
-
-
-def read_results(path: Path) -> dict[int, dict[str, Any]]:
-    """The results that stand in a file already, by line number; a last line cut off by a crash does not count."""
-    found: dict[int, dict[str, Any]] = {}
-    if not path.exists():
-        return found
-    text = _text(path, "out")
-    if text and not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]
-        path.write_text(text, "utf-8")
-    for line in text.split("\n")[:-1]:
-        try:
-            row = json.loads(line)
-            found[int(row["line"])] = {"request": row["request"], "status": row["status"], **row}
-        except (ValueError, KeyError, TypeError):
-            raise InvalidRequest(f"{path} holds a line that is no result of ours", field="out") from None
-    return found
-
-
-def _text(path: Path, field: str) -> str:
-    try:
-        return path.read_text("utf-8")
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}", field=field) from None
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"{path} is not UTF-8: {error.reason} at byte {error.start}", field=field
-        ) from None
-
-
-def _digest(number: int, body: Mapping[str, Any]) -> str:
-    """What makes a line the one that it is: its place and its request."""
-    return hashlib.sha256(json.dumps([number, body]).encode()).hexdigest()
-
-
-async def _submit_all(
-    lines: Mapping[int, Mapping[str, Any]],
-    waiting: list[int],
-    file: IO[str],
+    requests: Path,
+    out: Path,
+    *,
     url: str,
     api_key: str | None,
     at_once: int,
     console: Console,
+    patience_s: float = PATIENCE_S,
 ) -> int:
-    gate, failed = asyncio.Semaphore(at_once), 0
+    """Submit every line of `requests` that has not succeeded by what `out` says; return how many have not in all.
+
+    A job's key follows from its line, so a line that was submitted just before a crash finds its job again.
+    Trouble on the server's side, or on the way there, is waited out for up to `patience_s`.
+
+    Raises:
+        InvalidRequest: a file cannot be read or written, or a result belongs to another request than the one on
+            its line; names the line.
+        Unauthorized, Forbidden: the API key is refused.
+        ServiceError, RateLimited, QueueFull: the trouble lasted longer; run it again to go on.
+    """
+    lines = read_lines(requests)
+    with ResultFile(out) as results:
+        for number, row in results.rows.items():
+            if row["status"] == "succeeded" and (
+                number not in lines or row["request"] != lines[number].digest
+            ):
+                raise InvalidRequest(
+                    f"{out} holds the result of another request for line {number}: "
+                    f"give {requests} an --out of its own",
+                    field="out",
+                )
+        results.keep(lambda row: row["status"] == "succeeded")
+        waiting = [line for number, line in lines.items() if number not in results.rows]
+        if waiting:
+            find_server(url, api_key)
+        try:
+            asyncio.run(_submit_all(waiting, results, len(lines), url, api_key, at_once, patience_s, console))
+        except (ServiceError, RateLimited, QueueFull) as error:
+            raise type(error)(f"{error.message}; run it again to go on", details=error.details) from error
+        except KeyboardInterrupt:
+            _say(
+                console,
+                f"stopped: {len(results.rows)} of {len(lines)} have an outcome; jobs that were submitted, at most "
+                f"{at_once}, run on, and the next run of the same command finds them",
+            )
+            raise
+        return _told(results, len(lines), out, console)
+
+
+def _told(results: ResultFile, total: int, out: Path, console: Console) -> int:
+    """How many lines did not succeed, after saying so by their codes."""
+    codes = Counter((row.get("error") or {}).get("code", row["status"]) for row in _failures(results))
+    failed = codes.total()
+    if failed:
+        listed = ", ".join(f"{count} {code}" for code, count in codes.most_common())
+        _say(
+            console,
+            f"{failed} of {total} did not succeed: {out} says why ({listed}); the next run asks them again",
+        )
+    return failed
+
+
+def _failures(results: ResultFile) -> list[Row]:
+    return [row for row in results.rows.values() if row["status"] != "succeeded"]
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def read_lines(path: Path) -> dict[int, Line]:
+    """The requests of a file, by line number; one that is no strict JSON object holds its refusal.
+
+    Raises:
+        InvalidRequest: the file cannot be read.
+    """
+    try:
+        texts = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}", field="requests") from None
+    return {number: _line(path, number, text) for number, text in enumerate(texts, 1) if text.strip()}
+
+
+def _line(path: Path, number: int, text: bytes) -> Line:
+    try:
+        body = read_json(text, max_depth=MAX_DEPTH)
+        if not isinstance(body, dict):
+            raise InvalidJSON("the body is no JSON object")
+    except InvalidJSON as error:
+        digest = hashlib.sha256(b"%d %b" % (number, text)).hexdigest()
+        message = error.message.replace("the body", "it", 1).replace("at line 1 column", "at column")
+        return Line(number, digest, refusal=type(error)(f"{path} line {number}: {message}"))
+    return Line(number, hashlib.sha256(json.dumps([number, body]).encode()).hexdigest(), body)
+
+
+@dataclass
+class _Run:
+    """What the lines of one run share; `answered` is when the last of them got an outcome from the server."""
+
+    client: AsyncClient
+    results: ResultFile
+    patience_s: float
+    gate: asyncio.Semaphore
+    progress: Progress
+    bar: TaskID
+    answered: float = field(default_factory=time.monotonic)
+
+    async def line(self, line: Line) -> None:
+        """Ask a line and keep its outcome."""
+        async with self.gate:
+            row = {"line": line.number, "request": line.digest, **await self._outcome(line)}
+        self.results.add(row)
+        self.progress.advance(self.bar)
+
+    async def _outcome(self, line: Line) -> Row:
+        """What came of a line: its job, or a refusal of its request. Trouble of the server's is neither.
+
+        Raises:
+            D3ServeError: no line gets an outcome.
+        """
+        until = time.monotonic() + self.patience_s
+        while True:
+            try:
+                job = await _job(self.client, line)
+            except InternalError as error:  # our client has told this at once: it may be this line alone
+                if time.monotonic() < until:
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                if self.answered + self.patience_s < time.monotonic():
+                    raise
+                return _refused("failed", error)
+            except D3ServeError as error:
+                if not _is_of_the_line(error):
+                    raise
+                row = _refused("refused", error)
+            else:
+                row = {"id": job.id, "status": job.status}
+                row |= {"result": job.result} if job.result is not None else {"error": job.error}
+            self.answered = time.monotonic()
+            return row
+
+
+def _refused(status: str, error: D3ServeError) -> dict[str, Any]:
+    return {"id": None, "status": status, "error": {"code": error.code, "message": error.message}}
+
+
+def _is_of_the_line(error: D3ServeError) -> bool:
+    status = error.details.get("status", error.http_status)
+    return not isinstance(error, ServiceError) and 400 <= status < 500 and status not in NOT_OF_THE_LINE
+
+
+async def _job(client: AsyncClient, line: Line) -> Job:
+    """The line's job when it is done: the one that an earlier run made, run again if it did not succeed, or a new one.
+
+    Raises:
+        D3ServeError: there is none; says why.
+    """
+    if line.body is None:
+        raise line.refusal or InvalidJSON("the line holds no request")
+    key = f"submit-{line.digest}"
+    for rerun in range(MAX_RERUNS):
+        with suppress(JobExpired):  # it was erased, or its input was: ask anew
+            job = await client.submit_body(line.body, idempotency_key=f"{key}-{rerun}" if rerun else key)
+            if job.done and job.status != "succeeded":
+                await _run_again(client, job)
+            break
+    else:
+        raise InvalidRequest(
+            f"the jobs of this line were lost {MAX_RERUNS} times: give it another place in its file"
+        )
+    return await client.wait(job.id)
+
+
+async def _run_again(client: AsyncClient, job: Job) -> None:
+    """Queue a job that an earlier run left without success.
+
+    Raises:
+        JobExpired: it cannot be, for its input is gone.
+    """
+    if (job.error or {}).get("code") == StateLost.code:
+        raise JobExpired(f"the state of job {job.id} is lost")
+    with suppress(JobNotFinished):  # somebody has done so already
+        await client.retry(job.id)
+
+
+async def _submit_all(
+    waiting: list[Line],
+    results: ResultFile,
+    total: int,
+    url: str,
+    api_key: str | None,
+    at_once: int,
+    patience_s: float,
+    console: Console,
+) -> None:
     columns = (
         "[progress.description]{task.description}",
         BarColumn(),
@@ -119,33 +253,12 @@ async def _submit_all(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("jobs", total=len(lines), completed=len(lines) - len(waiting))
-        async with AsyncClient(url, api_key=api_key) as client, asyncio.TaskGroup() as group:
-
-            async def one(number: int) -> None:
-                nonlocal failed
-                async with gate:
-                    row = await _row(client, number, lines[number])
-                failed += row["status"] != "succeeded"
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                file.flush()
-                progress.advance(bar)
-
-            for number in waiting:
-                group.create_task(one(number))
-    return failed
-
-
-async def _row(client: AsyncClient, number: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    """One line's outcome. What the server refuses for good is an outcome; a server that is away is not."""
-    digest = _digest(number, body)
-    row: dict[str, Any] = {"line": number, "request": digest}
-    try:
-        job = await client.wait((await client.submit_body(body, idempotency_key=f"submit-{digest}")).id)
-    except D3ServeError as error:
-        if error.retryable:
-            raise
-        refusal = {"code": error.code, "message": error.message}
-        return {**row, "id": None, "status": "refused", "error": refusal}
-    row |= {"id": job.id, "status": job.status}
-    return row | ({"result": job.result} if job.result is not None else {"error": job.error})
+        bar = progress.add_task("jobs", total=total, completed=total - len(waiting))
+        try:
+            async with AsyncClient(url, api_key=api_key, patience_s=patience_s) as client, \
+                    asyncio.TaskGroup() as group:  # fmt: skip
+                run = _Run(client, results, patience_s, asyncio.Semaphore(at_once), progress, bar)
+                for line in waiting:
+                    group.create_task(run.line(line))
+        except ExceptionGroup as trouble:  # the same, many times over
+            raise trouble.exceptions[0] from None

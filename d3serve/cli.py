@@ -3,15 +3,14 @@
 import gc
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from d3serve import api_keys, supervisor
+from d3serve import __version__, api_keys, supervisor
 from d3serve import ask as asking
 from d3serve.demo import REQUEST, TRUTHS
 from d3serve.errors import D3ServeError, InvalidRequest
@@ -20,6 +19,7 @@ from d3serve.logs import configure_logging, write_or_lose
 from d3serve.settings import Settings
 from d3serve.store.connect import server_of
 from d3serve.surroundings import leave_start_folder
+from d3serve.terminal import degrade, messages, plain, printing
 
 app = typer.Typer(
     name="d3serve",
@@ -28,8 +28,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console(stderr=True)
-TABLE_WIDTH = 100  # whatever the terminal's: a checkpoint's name cut to fit cannot be pulled
+console = messages()
+TABLE_WIDTH = 100  # at least, whatever the terminal's: a checkpoint's name cut to fit cannot be pulled
+INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
+DEFAULT_URL = "http://127.0.0.1:8000"
 STOP_WAITERS_S = 5  # a long poll must not hold up the end of the process
 
 Model = Annotated[str | None, typer.Option(help="Local folder or Hub id of the checkpoint.")]
@@ -55,8 +57,33 @@ DataDir = Annotated[  # a text: as a Path an empty one would be the current fold
     str | None, typer.Option(metavar="PATH", help="Folder for the embedded broker's data.")
 ]
 ExitWithParent = Annotated[bool, typer.Option(hidden=True)]
-Key = Annotated[str | None, typer.Option(envvar="D3SERVE_API_KEY", help="API key.")]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        envvar="D3SERVE_API_KEY", help="API key. A flag shows in `ps`: prefer the variable or the file."
+    ),
+]
+KeyFile = Annotated[
+    Path | None, typer.Option(envvar="D3SERVE_API_KEY_FILE", help="File that holds the API key instead.")
+]
 Url = Annotated[str, typer.Option(envvar="D3SERVE_URL", help="URL of a running server.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        with printing() as screen:
+            screen.print(f"d3serve {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _everywhere(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -147,7 +174,8 @@ def new_key(
     """Create an API key: store its hash in FILE and print the key once."""
     key, line = api_keys.new_key(tenant, scope or api_keys.DEFAULT_SCOPES, requests_per_minute)
     api_keys.append_key(file, line)
-    Console().print(key, highlight=False, soft_wrap=True)
+    with printing() as screen:
+        screen.print(key)
 
 
 @app.command()
@@ -183,20 +211,27 @@ def ask(
     score: Annotated[
         list[str] | None, typer.Option(help="A score: 'question: lowest | … | highest'; repeatable.")
     ] = None,
-    url: Url = "http://127.0.0.1:8000",
+    questions: Annotated[
+        str | None, typer.Option(help="Questions as the HTTP API has them: a JSON object, by name.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the finished job as JSON instead of a table.")
+    ] = False,
+    url: Url = DEFAULT_URL,
     api_key: Key = None,
+    api_key_file: KeyFile = None,
 ) -> None:
     """Ask a running server: post a job, wait for it and print the answers."""
-    flags = state is not None or yes_no or choice or score
+    flags = state is not None or yes_no or choice or score or questions is not None
     if request and flags:
         raise InvalidRequest("give a request file or --state with questions, not both", field="request")
     body = (
         asking.read_request(request)
         if request
-        else asking.build_request(state, yes_no or (), choice or (), score or ())
+        else asking.build_request(state, yes_no or (), choice or (), score or (), questions)
     )
-    job = asking.ask(url, body, api_key=api_key, console=console)
-    raise typer.Exit(0 if asking.show(job, Console()) else 1)
+    job = asking.ask(url, body, api_key=_key(api_key, api_key_file), console=console)
+    raise typer.Exit(0 if _printed(job, as_json=as_json) else 1)
 
 
 @app.command()
@@ -208,13 +243,18 @@ def submit(
         Path, typer.Option(help="Results as JSON Lines; requests that already have a result are skipped.")
     ],
     at_once: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of jobs in flight.")] = 64,
-    url: Url = "http://127.0.0.1:8000",
+    url: Url = DEFAULT_URL,
     api_key: Key = None,
+    api_key_file: KeyFile = None,
 ) -> None:
     """Submit many jobs and collect their results; run it again to resume."""
     from d3serve.bulk import submit_file
 
-    failed = submit_file(requests, out, url=url, api_key=api_key, at_once=at_once, console=console)
+    key = _key(api_key, api_key_file)
+    try:
+        failed = submit_file(requests, out, url=url, api_key=key, at_once=at_once, console=console)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
     raise typer.Exit(1 if failed else 0)
 
 
@@ -227,10 +267,14 @@ def models() -> None:
     for each in PUBLISHED:
         row = (each.repository, each.revision or "newest", each.weights, each.attention_mode)
         table.add_row(*row, f"{each.memory_gib} GiB", style="dim" if each.refusal else None)
-    Console(width=TABLE_WIDTH).print(table)
-    for each in PUBLISHED:
-        if each.refusal:
-            typer.echo(f"{each.repository} cannot be served: {each.refusal}")
+    with printing() as screen:
+        screen.width = max(screen.width, TABLE_WIDTH)
+        screen.print(table)
+        for each in PUBLISHED:
+            if each.refusal:
+                screen.print(
+                    f"{each.repository} cannot be served: {each.refusal}", markup=False, soft_wrap=True
+                )
 
 
 @app.command()
@@ -244,7 +288,8 @@ def pull(
     """Download a checkpoint, or resume a download, and print its folder."""
     from d3serve.model.hub import locate
 
-    typer.echo(locate(model, revision, with_code=with_code).folder)
+    with printing() as screen:
+        screen.print(str(locate(model, revision, with_code=with_code).folder), markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -254,15 +299,21 @@ def check(
     """Check a checkpoint's files against its manifest and describe it; exit with 1 if anything differs."""
     from d3serve.model.manifest import check_package
 
-    report, out = check_package(package), Console(highlight=False, soft_wrap=True)
-    out.print(f"attention mode    {report.attention_mode}, prompt layout {report.prompt_layout or 'd3'}")
-    out.print(f"layers            {report.layers}, hidden size {report.hidden}, weights {report.weights}")
-    out.print(f"validated length  {report.validated_length or 'not declared'}")
-    out.print("parameters        " + ", ".join(f"{part} {n:,}" for part, n in report.parameters.items()))
-    for problem in report.problems:
-        out.print(f"[red]differs[/red]           {escape(problem)}")
-    if not report.problems:
-        out.print(f"manifest          all {report.files_checked} files agree")
+    report = check_package(package)
+    parts = ", ".join(f"{part} {n:,}" for part, n in report.parameters.items())
+    facts = {
+        "attention mode": f"{report.attention_mode}, prompt layout {report.prompt_layout or 'd3'}",
+        "layers": f"{report.layers}, hidden size {report.hidden}, weights {report.weights}",
+        "validated length": str(report.validated_length or "not declared"),
+        "parameters": parts,
+    }
+    with printing() as screen:
+        for name, value in facts.items():
+            screen.print(f"{name:<18}{plain(value)}", soft_wrap=True)
+        for problem in report.problems:
+            screen.print(f"[red]{'differs':<18}[/red]{plain(problem)}", soft_wrap=True)
+        if not report.problems:
+            screen.print(f"{'manifest':<18}all {report.files_checked} files agree")
     raise typer.Exit(1 if report.problems else 0)
 
 
@@ -275,7 +326,27 @@ def demo(model: Model = None, data_dir: DataDir = None) -> None:
         console.print(f"broker, API and worker are up at [bold]{url}[/bold]; POST {url}/v1/jobs:")
         console.print_json(data=REQUEST)
         job = asking.ask(url, REQUEST, api_key=None, console=console)
-        raise typer.Exit(0 if asking.show(job, Console(), truths=TRUTHS) else 1)
+        raise typer.Exit(0 if _printed(job, truths=TRUTHS) else 1)
+
+
+def _printed(
+    job: Mapping[str, Any], *, as_json: bool = False, truths: Mapping[str, str] | None = None
+) -> bool:
+    """Print a finished job; true if it succeeded."""
+    if as_json:
+        return asking.show_json(job)
+    with printing() as screen:
+        return asking.show(job, screen, truths)
+
+
+def _key(key: str | None, file: Path | None) -> str | None:
+    """The API key: given, or the text of a file. Given wins, for it stands closer."""
+    if key or file is None:
+        return key
+    try:
+        return file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"cannot read the API key in {file}: {error}", field="api_key_file") from None
 
 
 def _settings(flags: dict[str, Any], leave_out: tuple[str, ...] = ()) -> Settings:
@@ -284,9 +355,10 @@ def _settings(flags: dict[str, Any], leave_out: tuple[str, ...] = ()) -> Setting
 
 def main() -> None:
     """Run the command; an error of our own is one line on standard error, never a traceback."""
+    degrade()
     write_or_lose()
     try:
         app()
     except D3ServeError as error:
-        console.print(f"[red]error[/red] {escape(error.message)}", highlight=False, soft_wrap=True)
+        console.print(f"[red]error[/red] {plain(error.message)}", soft_wrap=True)
         sys.exit(2)

@@ -16,7 +16,9 @@ from d3serve.wording import complaint
 
 PREFIX = "D3SERVE_"
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's, not ours: it is read when that is imported
-CLIENT_VARIABLES = frozenset({"D3SERVE_URL", "D3SERVE_API_KEY"})  # of `ask` and `submit`: no settings
+CLIENT_VARIABLES = frozenset(
+    {"D3SERVE_URL", "D3SERVE_API_KEY", "D3SERVE_API_KEY_FILE"}
+)  # of `ask` and `submit`
 # An empty variable is as good as none, as `${X:-}` of a compose file means it; here that would let everyone in.
 NEVER_EMPTY: Final = "D3SERVE_API_KEYS_FILE"
 A_FOLDER: Final = ("/", ".", "~")  # how a model's name begins that cannot be a Hub id
