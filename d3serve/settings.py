@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -21,6 +22,10 @@ CLIENT_VARIABLES = frozenset(
 )  # of `ask` and `submit`
 # An empty variable is as good as none, as `${X:-}` of a compose file means it; here that would let everyone in.
 NEVER_EMPTY: Final = "D3SERVE_API_KEYS_FILE"
+# Kubernetes gives pods D3SERVE_SERVICE_HOST, D3SERVE_PORT=tcp://10.0.0.1:80 and more for a Service called d3serve.
+SERVICE_LINK: Final = re.compile(
+    r"D3SERVE(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)=.*|PORT(_\d+_\w+?)?=(tcp|udp|sctp)://.*|PORT_\d+_\w+_(PROTO|PORT|ADDR)=.*)"
+)
 A_FOLDER: Final = ("/", ".", "~")  # how a model's name begins that cannot be a Hub id
 
 
@@ -234,17 +239,7 @@ class Settings(BaseSettings):
         Raises:
             InvalidSettings: names the variable or field and what is wrong with it.
         """
-        known = {PREFIX + name.upper() for name in cls.model_fields} | CLIENT_VARIABLES
-        unknown = sorted(k for k in os.environ if k.upper().startswith(PREFIX) and k.upper() not in known)
-        if unknown:
-            near = get_close_matches(unknown[0].upper(), sorted(known), n=1, cutoff=0.8)
-            advice = f"did you mean {near[0]}?" if near else "see docs/settings.md"
-            raise InvalidSettings(f"unknown setting {unknown[0]}: {advice}", field=unknown[0])
-        if any(k.upper() == NEVER_EMPTY and not value for k, value in os.environ.items()):
-            raise InvalidSettings(
-                f"{NEVER_EMPTY} is empty: name the file of keys, or unset the variable to ask for no key",
-                field="api_keys_file",
-            )
+        _check_names({PREFIX + name.upper() for name in cls.model_fields} | CLIENT_VARIABLES)
         try:
             return cls(**{k: v for k, v in overrides.items() if v is not None})
         except SettingsError as error:  # of a list; the message quotes the field and has it nowhere else
@@ -274,6 +269,23 @@ class Settings(BaseSettings):
             PREFIX + name.upper(): value if isinstance(value, str) else json.dumps(value)
             for name, value in dumped.items()
         }
+
+
+def _check_names(known: set[str]) -> None:
+    """Refuse a variable that would be ignored, or that would open the API; drop what only looks like one of ours."""
+    for name, value in list(os.environ.items()):
+        if SERVICE_LINK.fullmatch(f"{name}={value}"):
+            del os.environ[name]
+    unknown = sorted(k for k in os.environ if k.upper().startswith(PREFIX) and k.upper() not in known)
+    if unknown:
+        near = get_close_matches(unknown[0].upper(), sorted(known), n=1, cutoff=0.8)
+        advice = f"did you mean {near[0]}?" if near else "see docs/settings.md"
+        raise InvalidSettings(f"unknown setting {unknown[0]}: {advice}", field=unknown[0])
+    if any(k.upper() == NEVER_EMPTY and not value for k, value in os.environ.items()):
+        raise InvalidSettings(
+            f"{NEVER_EMPTY} is empty: name the file of keys, or unset the variable to ask for no key",
+            field="api_keys_file",
+        )
 
 
 def _refusal(error: ErrorDetails) -> InvalidSettings:

@@ -91,3 +91,26 @@ def test_a_misspelt_setting_is_told_what_was_meant(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("D3SERVE_XYZZY", "1")
     with pytest.raises(InvalidSettings, match="D3SERVE_XYZZY: see docs"):
         Settings.load()
+
+
+def test_what_kubernetes_says_of_a_service_called_d3serve_is_no_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for service in ("D3SERVE", "D3SERVE_API"):
+        for name, value in {
+            "SERVICE_HOST": "10.0.0.1",
+            "SERVICE_PORT": "80",
+            "SERVICE_PORT_HTTP": "80",
+            "PORT": "tcp://10.0.0.1:80",
+            "PORT_80_TCP": "tcp://10.0.0.1:80",
+            "PORT_80_TCP_PROTO": "tcp",
+            "PORT_80_TCP_PORT": "80",
+            "PORT_80_TCP_ADDR": "10.0.0.1",
+        }.items():
+            monkeypatch.setenv(f"{service}_{name}", value)
+    assert Settings.load().port == 8000
+    monkeypatch.setenv("D3SERVE_PORT", "9000")
+    assert Settings.load().port == 9000
+    monkeypatch.setenv("D3SERVE_API_PORT", "9000")
+    with pytest.raises(InvalidSettings, match="unknown setting D3SERVE_API_PORT"):
+        Settings.load()

@@ -1,0 +1,94 @@
+"""The compose file fits its schema, and starts what it says with no more rights than it needs."""
+
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from check_jsonschema.builtin_schemas import get_builtin_schema
+
+import d3serve
+from d3serve.settings import Settings
+
+ROOT = Path(d3serve.__file__).parents[1]
+TEXT = (ROOT / "docker-compose.yml").read_text()
+COMPOSE = yaml.safe_load(TEXT)
+SERVICES = COMPOSE["services"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+def started_by(profile: str) -> set[str]:
+    return {name for name, service in SERVICES.items() if profile in service.get("profiles", [profile])}
+
+
+def test_it_fits_the_schema():
+    schema = get_builtin_schema("vendor.compose-spec")
+    jsonschema.validators.validator_for(schema)(schema).validate(COMPOSE)
+
+
+def test_each_profile_has_one_kind_of_worker():
+    assert started_by("cpu") == {"broker", "api", "webhooks", "worker"}
+    assert started_by("gpu") == {"broker", "api", "webhooks", "worker-gpu"}
+    assert "COMPOSE_PROFILES=cpu" in TEXT.splitlines()[0], "what `docker compose up` starts is told"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_container_has_no_privileges(name):
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert int(service["user"].partition(":")[0]) > 0
+    if name != "broker":
+        assert service["user"] == "10001:10001"
+        assert any(place.partition(":")[0] == "/tmp" for place in service["tmpfs"])  # noqa: S108
+
+
+def test_the_broker_is_reached_with_a_password_and_by_ours_alone():
+    assert COMPOSE["networks"]["queue"]["internal"] is True
+    assert SERVICES["broker"]["networks"] == ["queue"]
+    assert "ports" not in SERVICES["broker"]
+    for name, service in SERVICES.items():
+        variable = service["environment"]["REDISCLI_AUTH" if name == "broker" else "D3SERVE_REDIS_URL"]
+        assert "${BROKER_PASSWORD:?" in variable, "one that is not set ends `docker compose up`"
+
+
+def test_the_api_is_on_this_host_alone_and_refuses_pages_of_others(monkeypatch):
+    assert [port.rpartition(":")[0] for port in SERVICES["api"]["ports"]] == ["127.0.0.1:8000"]
+    for name, value in SERVICES["api"]["environment"].items():
+        monkeypatch.setenv(name, re.sub(r"\$\{\w+(:[-?]([^}]*))?\}", "x", value))
+    settings = Settings.load()
+    assert settings.allow_anonymous
+    assert settings.allowed_hosts == (), "a name here, or *, would be let past the guard against web pages"
+
+
+def test_images_have_full_versions_and_tested_packages():
+    [image] = [service["image"] for service in SERVICES.values() if "image" in service]
+    assert re.fullmatch(r"\$\{VALKEY_IMAGE:-valkey/valkey:\d+\.\d+\.\d+-alpine\}", image)
+    assert re.search(r"^ARG PYTHON_IMAGE=python:3\.\d+\.\d+-slim-\w+$", DOCKERFILE, re.MULTILINE)
+    assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${PYTHON_IMAGE}", "base", "base"]
+    installs = re.findall(r"pip install.*", DOCKERFILE)
+    assert len(installs) == 3
+    assert all("-c constraints.txt" in line for line in installs)
+
+
+def test_an_image_ends_as_a_numeric_user_and_has_all_that_a_build_needs():
+    for stage in DOCKERFILE.split("\nFROM ")[2:]:
+        assert re.findall(r"^USER (\S+)$", stage, re.MULTILINE) == ["10001:10001"]
+    copied = set(" ".join(re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE)).split())
+    assert {"pyproject.toml", "setup.py", "constraints.txt", "LICENSE", "README.md"} <= copied
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert copied == kept
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_volumes_are_folders_that_the_image_gives_to_its_user():
+    owned = re.search(r"install -d -o d3serve -g d3serve (.*)", DOCKERFILE)[1].split()
+    mounted = {
+        place.partition(":")[2]
+        for name, service in SERVICES.items()
+        if name != "broker"
+        for place in service.get("volumes", ())
+    }
+    assert mounted == set(owned)
