@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import structlog
 from celery import Celery
+from celery.signals import setup_logging
 from kombu.entity import Queue
 
 from d3serve import wake_transport
@@ -27,6 +28,11 @@ FOREIGN: Final = ("CELERY_", "DJANGO_")
 WakeSender = Callable[[Lane], None]  # a Waker, or what stands in for one
 
 log = structlog.get_logger(__name__)
+
+
+@setup_logging.connect(weak=False)  # type: ignore[untyped-decorator] # celery has no types
+def leave_logging_alone(**_: Any) -> None:
+    """Celery sets up no handlers of its own where somebody listens to this."""
 
 
 def queue_name(lane: Lane) -> str:
@@ -88,8 +94,8 @@ def celery_config(settings: Settings) -> dict[str, Any]:
         "worker_disable_prefetch": True,  # a busy worker holds no wake-up that an idle one could use
         "worker_proc_alive_timeout": 1_800,  # loading a large checkpoint takes minutes
         "worker_soft_shutdown_timeout": 10,
-        "worker_hijack_root_logger": False,
         "worker_redirect_stdouts": False,
+        "worker_cancel_long_running_tasks_on_connection_loss": True,  # of late acks, which we have not; else it warns
         # Workers tell how they are in the job table. Commands would cost a subscription, and a key for each worker
         # that was killed; and whoever writes to Redis could send them.
         "worker_enable_remote_control": False,
@@ -113,6 +119,7 @@ def make_app(settings: Settings) -> Celery:
     forget_other_projects()
     app = Celery("d3serve", set_as_current=False)
     app.conf.update(celery_config(settings))
+    app.amqp.Connection = wake_transport.PromptConnection
     return app
 
 

@@ -116,6 +116,9 @@ def configure_logging(settings: Settings, **bound: str) -> None:
     threading.excepthook = lambda about: _log_uncaught(about.exc_type, about.exc_value, about.exc_traceback)
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    logging.getLogger("multiprocessing").handlers[:] = [
+        handler
+    ]  # billiard's, which hands nothing to the root
     root.setLevel(max(level, logging.WARNING))
     logging.getLogger("d3serve").setLevel(level)  # ours: rooms that know nothing of structlog
     for name in LIBRARIES:

@@ -8,6 +8,7 @@ from queue import Empty
 from typing import Any, Final
 
 import structlog
+from kombu.connection import Connection
 from kombu.transport import TRANSPORT_ALIASES
 from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps
@@ -19,6 +20,7 @@ from d3serve.store.connect import connection_class, is_full
 WRITE: Final = "redis.call('DEL', KEYS[1] .. ':none') return redis.call(ARGV[1], KEYS[1], ARGV[2])"
 SERVER: Final = "server_url"  # our transport option: the URL, which kombu would read in a way of its own
 TCP_ONLY: Final = ("host", "port", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options")
+UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError)
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +62,7 @@ class _Wakes:
     def _brpop_read(self: Any, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)  # type: ignore[misc] # a mixin
-        except (ValueError, TypeError) as error:  # no JSON: somebody else has written there
+        except UNREADABLE as error:  # of kombu or Celery, about what somebody else has written there
             log.warning("wake.unreadable", error=type(error).__name__)
             raise Empty from None
 
@@ -93,26 +95,23 @@ class _SentinelChannel(_Wakes, kombu_redis.SentinelChannel):
     from_transport_options: Any = (*kombu_redis.SentinelChannel.from_transport_options, SERVER)
 
 
-class _Delivers:
-    """Mixed into a transport: a message that nobody can read ends at its reader, and not the reader at it."""
-
-    def _deliver(self: Any, message: Any, queue: str) -> None:
-        try:
-            super()._deliver(message, queue)  # type: ignore[misc] # a mixin
-        except Exception as error:  # what Celery makes of other people's messages
-            log.warning("wake.unreadable", queue=queue, error=type(error).__name__)
-
-
-class Transport(_Delivers, kombu_redis.Transport):
+class Transport(kombu_redis.Transport):
     """What `redis://` means to kombu in our processes."""
 
     Channel = _Channel
 
 
-class SentinelTransport(_Delivers, kombu_redis.SentinelTransport):
+class SentinelTransport(kombu_redis.SentinelTransport):
     """What `sentinel://` means."""
 
     Channel = _SentinelChannel
+
+
+class PromptConnection(Connection):
+    """A connection that is tried again every other second; kombu would wait longer each time, up to half a minute."""
+
+    def _ensure_connection(self, *args: Any, **options: Any) -> Any:
+        return super()._ensure_connection(*args, **{"interval_step": 0, **options})  # type: ignore[no-untyped-call]
 
 
 def install() -> None:

@@ -3,6 +3,7 @@
 import os
 import secrets
 import socket
+import sys
 import warnings
 
 import billiard
@@ -39,6 +40,7 @@ def worker_main(settings: Settings) -> int:
     # checkpoint took 3 s where it takes 40 ms.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     warnings.simplefilter("ignore", SecurityWarning)  # root is a risk with pickled messages; ours are JSON
+    sys.__stdout__ = None  # type: ignore[misc] # where Celery says its farewell, which is no JSON
     app = make_app(settings)
     require_safe_pool(app)
     app.steps["worker"] |= {PoolWatch, SettledTimers}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from kombu.exceptions import OperationalError
 
 import d3serve
 from d3serve.celery_app import Waker, make_app, queue_name, require_safe_pool
@@ -96,6 +97,16 @@ def test_closing_one_waker_leaves_the_others_awake(settings, send):
 
 def test_a_wake_that_cannot_be_sent_is_only_logged(tmp_path):
     Waker(Settings(redis_url=f"unix://{tmp_path}/nobody.sock"))("interactive")
+
+
+def test_a_lost_connection_is_tried_again_every_other_second(tmp_path, monkeypatch):
+    """kombu waits two seconds longer each time: after an outage of minutes a worker would stay away half a minute."""
+    waits = []
+    monkeypatch.setattr("kombu.utils.functional.sleep", waits.append)
+    app = make_app(Settings(redis_url=f"unix://{tmp_path}/nobody.sock"))
+    with app.connection_for_read() as connection, pytest.raises(OperationalError):
+        connection.ensure_connection(max_retries=8)  # as Celery's consumer does, but for ever
+    assert sum(waits) == pytest.approx(8 * 2)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

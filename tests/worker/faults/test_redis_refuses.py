@@ -167,6 +167,9 @@ FOREIGN = [
     message("not base64!"),
     message(properties={}),
     message(headers=None),
+    message(headers={"task": {}}),
+    message(headers={"task": "d3.turn", "id": "i", "timelimit": 5, "expires": {}, "eta": []}),
+    message(properties={"delivery_tag": "t", "delivery_info": 7, "body_encoding": "base64"}),
     message(**{"content-type": "application/x-python-serialize"}),
     message(**{"content-encoding": "klingon"}),
     message(
@@ -242,3 +245,20 @@ async def test_a_frozen_worker_whose_queue_another_model_has_got_answers_nothing
     assert await asyncio.to_thread(frozen.wait, 40) == 70
     assert [one.name for one in await service.jobs.models()] == ["other"]
     assert (await frozen.events("model.displaced"))[0]["reason"]
+
+
+async def test_every_line_of_a_worker_is_json_whatever_happens_to_it(service, broker):
+    worker = service.start_worker()
+    await service.ready()
+    os.kill(service.child(worker), signal.SIGKILL)
+    service.redis.lpush(service.key("mq", "interactive"), message())
+    await service.finish(await service.submit("fake:kill"))
+    os.kill(broker.pid, signal.SIGKILL)
+    await asyncio.sleep(3)
+    await asyncio.to_thread(broker.keep)
+    await service.finish(await service.submit("after"))
+    worker.signal(signal.SIGTERM)
+    await asyncio.to_thread(worker.wait)
+    lines = worker.log.read_text().splitlines()
+    assert [line for line in lines if not line.startswith("{")] == []
+    assert all(json.loads(line)["event"] for line in lines)
