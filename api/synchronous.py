@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from d3serve.api.dependencies import Parts, SubmitHeaders
 from d3serve.api.problems import error_of
 from d3serve.api.webhooks import check_job_webhook
-from d3serve.errors import CallExpired, D3ServeError, JobExpired, JobNotFinished, StillRunning
+from d3serve.errors import CallExpired, D3ServeError, JobExpired, JobNotFinished, ShuttingDown, StillRunning
 from d3serve.schemas import DecisionRequest
 from d3serve.store.records import JobRecord, Submitted
 
@@ -136,6 +136,8 @@ class Call:
 
     async def _answered(self, job_id: str) -> Answered:
         job = await self._wait(job_id)
+        if not job.done and self.parts.store.stopping:
+            raise ShuttingDown(f"the service is stopping and job {job_id} is {job.status}; ask again")
         if not job.done:
             raise StillRunning(
                 f"job {job_id} is {job.status}; ask again, or poll /v1/jobs/{job_id}",
@@ -152,11 +154,13 @@ class Call:
             self.parts.store.wait(job_id, self.tenant, min(wanted, settings.max_wait_s))
         )
         gone = asyncio.create_task(_disconnected(self.request))
-        await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if waiting.done():
+        try:
+            await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return waiting.result()
+        finally:
             gone.cancel()
-            return waiting.result()
-        waiting.cancel()
+            waiting.cancel()
         self.parts.background.start(self._cancel_if_abandoned(job_id))
         raise ClientDisconnect
 

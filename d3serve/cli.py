@@ -1,6 +1,5 @@
 """The `d3serve` command. Rooms are imported inside the command that needs them: `ask` never loads torch."""
 
-import gc
 import socket
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from rich.table import Table
 from d3serve import __version__, api_keys, supervisor
 from d3serve import ask as asking
 from d3serve.demo import REQUEST, TRUTHS
+from d3serve.descriptors import raise_descriptor_limit
 from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.local import run_apis, running
 from d3serve.logs import configure_logging, write_or_lose
@@ -32,7 +32,6 @@ console = messages()
 TABLE_WIDTH = 100  # at least, whatever the terminal's: a checkpoint's name cut to fit cannot be pulled
 INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
 DEFAULT_URL = "http://127.0.0.1:8000"
-STOP_WAITERS_S = 5  # a long poll must not hold up the end of the process
 
 Model = Annotated[str | None, typer.Option(help="Local folder or Hub id of the checkpoint.")]
 Revision = Annotated[str | None, typer.Option(help="Hub revision of the checkpoint.")]
@@ -124,27 +123,15 @@ def api(
     if fd is None and settings.api_processes > 1:
         run_apis(settings)
         return
-    import uvicorn
-
-    from d3serve.api.app import create_app
-    from d3serve.api.protocol import BoundedHead
+    from d3serve.api.serving import make_server
 
     if exit_with_parent:
         supervisor.exit_with_parent()
     configure_logging(settings)
-    config = uvicorn.Config(
-        create_app(settings),
-        http=BoundedHead,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=STOP_WAITERS_S,
-    )
+    server = make_server(settings)
     # As a socket, not `fd=`: uvicorn takes a descriptor for a unix one, and without TCP_NODELAY answers wait 40 ms.
     listener = socket.socket(fileno=fd) if fd is not None else supervisor.bind(settings.host, settings.port)
-    config.load()
-    gc.freeze()  # what is loaded by now stays: looking through it for garbage stopped every request for 40 ms at a time
-    uvicorn.Server(config).run(sockets=[listener])
+    server.run(sockets=[listener])
 
 
 @app.command()
@@ -356,6 +343,7 @@ def _settings(flags: dict[str, Any], leave_out: tuple[str, ...] = ()) -> Setting
 def main() -> None:
     """Run the command; an error of our own is one line on standard error, never a traceback."""
     degrade()
+    raise_descriptor_limit()
     write_or_lose()
     try:
         app()

@@ -65,11 +65,20 @@ class JobStore:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        """Stop the dispatcher and close the connections; waiters get ShuttingDown."""
+        """Stop the dispatcher, let its waiters go, and close the connections."""
         await self._dispatcher.stop()
         await close_async(self._client)
         if isinstance(self._wake, Waker):
             await asyncio.to_thread(self._wake.close)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether waiters have been released."""
+        return self._dispatcher.closed
+
+    def release_waiters(self) -> None:
+        """Let everybody who waits for a job go, now and from now on: the process has been told to stop."""
+        self._dispatcher.release()
 
     # --- changing jobs -----------------------------------------------------------------------------
 
@@ -206,11 +215,9 @@ class JobStore:
         return await self._with_position(await self._read(job_id, tenant))
 
     async def wait(self, job_id: str, tenant: str, timeout_s: float) -> JobRecord:
-        """Read the job as soon as it is done, or as it is after `timeout_s`.
+        """Read the job as soon as it is done, or as it is after `timeout_s` or when waiters are released.
 
-        Raises:
-            ShuttingDown: the store was closed meanwhile.
-        and like `get`.
+        Raises like `get`.
         """
         until = time.monotonic() + timeout_s
         with self._dispatcher.register(job_id, final_only=True) as waiter:
@@ -220,18 +227,20 @@ class JobStore:
                 try:
                     job = await self._read(job_id, tenant)
                 except StorageUnavailable:
-                    if left <= REREAD_S:
+                    if left <= REREAD_S or self.stopping:
                         raise
                     await asyncio.sleep(REREAD_S)  # a restart or a failover: the client has time
                     continue
-                if job.done or left <= 0:
+                if job.done or left <= 0 or self.stopping:
                     return await self._with_position(job)
                 await self._pause(waiter.event, left)
 
     async def watch(self, job_id: str, tenant: str) -> AsyncIterator[JobRecord]:
         """Yield the job now and after every change of status or progress, until it is done.
 
-        Raises like `wait`.
+        Raises:
+            ShuttingDown: waiters were released meanwhile.
+        and like `get`.
         """
         last: JobRecord | None = None
         with self._dispatcher.register(job_id, final_only=False) as waiter:
@@ -243,6 +252,8 @@ class JobStore:
                 last = job
                 if not job.done:
                     await self._pause(waiter.event, REREAD_S)
+                    if self.stopping:
+                        raise ShuttingDown("the service is stopping; ask again")
 
     async def result(self, job_id: str, tenant: str) -> bytes:
         """Read the JSON text of the job's DecisionResponse, as committed. Raises like `finished`."""
@@ -332,8 +343,6 @@ class JobStore:
             await asyncio.wait_for(event.wait(), min(left_s, REREAD_S))
         except TimeoutError:
             return
-        if self._dispatcher.closed:
-            raise ShuttingDown("the service is stopping; ask again")
 
     async def _raise_missing(self, job_id: str, tenant: str) -> NoReturn:
         """Tell a job that was from one that never was."""

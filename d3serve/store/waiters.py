@@ -3,7 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import structlog
 from redis.exceptions import RedisError
@@ -13,6 +13,7 @@ from d3serve.store.connect import AsyncClient
 
 RECONNECT_S = 0.2
 POLL_S = 1.0
+LEAVE_WITHIN_S = 2.0
 DELETED = "deleted"
 
 log = structlog.get_logger(__name__)
@@ -44,14 +45,22 @@ class Dispatcher:
         """Begin to listen, in the running event loop."""
         self._task = asyncio.create_task(self._listen(), name="d3serve-dispatcher")
 
-    async def stop(self) -> None:
-        """End the task and wake everybody; `closed` tells them why."""
+    def release(self) -> None:
+        """Wake everybody; `closed` tells them why."""
         self.closed = True
+        self._wake_all()
+
+    async def stop(self) -> None:
+        """Wake everybody, end the task, and return when nobody waits any more, or soon after."""
+        self.release()
         if self._task is not None:
             while not self._task.done():  # redis-py swallows a cancellation that meets it while it connects
                 self._task.cancel()
                 await asyncio.wait({self._task}, timeout=0.1)
-        self._wake_all()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_WITHIN_S):
+                while self._waiters:  # noqa: ASYNC110 - they read the job once more
+                    await asyncio.sleep(0.01)
 
     @contextmanager
     def register(self, job_id: str, *, final_only: bool) -> Iterator[Waiter]:

@@ -1,6 +1,7 @@
 """What may be sent before the first key is looked at: bounded in length and in time."""
 
 import contextlib
+import functools
 import socket
 import threading
 import time
@@ -8,18 +9,19 @@ import time
 import pytest
 import uvicorn
 
-from d3serve.api import protocol
-from d3serve.api.protocol import MAX_HEAD_BYTES, BoundedHead
+from d3serve.api import connections, protocol
+from d3serve.api.connections import Connections
+from d3serve.api.protocol import MAX_HEAD_BYTES, BoundedConnection
 
 BODY = b"x" * 2**20
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n" % len(BODY)
 
 
 async def echo_length(scope, receive, send):
-    """Answers with the length of the body."""
+    """Answers with the length of the body, or before it was read."""
     if scope["type"] != "http":
         return
-    size, more = 0, True
+    size, more = 0, scope["path"] != "/early"
     while more:
         message = await receive()
         size, more = size + len(message["body"]), message["more_body"]
@@ -27,12 +29,22 @@ async def echo_length(scope, receive, send):
     await send({"type": "http.response.body", "body": b"%d" % size})
 
 
+@pytest.fixture
+def most():
+    """How many connections the server may have."""
+    return 100
+
+
 @pytest.fixture(params=["asyncio", "uvloop"])
-def connect(request):
-    """Opens connections to a server that reads heads as ours does."""
+def connect(request, most, monkeypatch):
+    """Opens connections to a server that reads as ours does."""
+    monkeypatch.setattr(connections, "LOOK_EVERY_S", 0.05)
     listener = socket.create_server(("127.0.0.1", 0))
+    http = functools.partial(
+        BoundedConnection, open_connections=Connections(most), max_body_bytes=2 * len(BODY)
+    )
     config = uvicorn.Config(
-        echo_length, http=BoundedHead, lifespan="off", log_config=None, loop=request.param
+        echo_length, http=http, lifespan="off", log_config=None, loop=request.param, timeout_keep_alive=30
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -92,3 +104,147 @@ def test_long_bodies_and_many_requests_on_one_connection_pass(connect, monkeypat
     request = HEAD + b"\r\n" + BODY
     received = answers(connection, request * 5, HEAD + b"Connection: close\r\n\r\n" + BODY)
     assert received.count(b"HTTP/1.1 200") == 6
+
+
+CHUNKED = b"POST %s HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+ENDLESS = 64 * MAX_HEAD_BYTES
+
+
+@pytest.mark.parametrize("path", [b"/", b"/early"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"0\r\n" + b"x: y\r\n" * (ENDLESS // 6),
+        b"0\r\nx: " + b"y" * ENDLESS,
+        b"1;" + b"e" * ENDLESS,
+        b"1;e=e\r\na\r\n" * 2 + b"1;" + b"e" * ENDLESS,
+        b"0" * ENDLESS,
+        (b"1;%s\r\na\r\n" % (b"e" * 1_000)) * (ENDLESS // 1_000),
+        b"%x\r\n" % (2 * ENDLESS) + b"a" * 2 * ENDLESS,
+        b"zz\r\n" + b"a" * ENDLESS,
+    ],
+    ids=[
+        "trailers",
+        "a trailer",
+        "an extension",
+        "a later one",
+        "a size",
+        "extensions",
+        "a chunk",
+        "no size",
+    ],
+)
+def test_what_frames_a_body_has_an_end_and_so_has_the_body(rest, path, connect):
+    """200 MB of trailers, sent in 5 s on one connection without a key, took 2.2 GB."""
+    received = answers(connect(), CHUNKED % path, rest, rest)
+    said = (b"HTTP/1.1 200", b"HTTP/1.1 400") if path == b"/early" else b"HTTP/1.1 400"
+    assert received == b"" or received.startswith(said)
+    assert received.count(b"HTTP/1.1 ") <= 1, "a refusal within another answer"
+
+
+def test_a_body_in_chunks_of_a_byte_passes_with_its_trailers(connect):
+    received = answers(
+        connect(),
+        (CHUNKED % b"/").replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + b"1\r\na\r\n" * 50_000,
+        b"0\r\nx: y\r\n\r\n",
+    )
+    assert received.startswith(b"HTTP/1.1 200")
+    assert b"50000" in received
+
+
+def test_an_answer_before_the_body_arrives_whole_and_is_the_last(connect, monkeypatch):
+    """The kernel throws an answer away when bytes meet a closed socket; kept open it could be fed for ever."""
+    monkeypatch.setattr(protocol, "PART_WITHIN_S", 0.5)
+    connection = connect()
+    connection.sendall(HEAD.replace(b"POST /", b"POST /early") + b"\r\n")
+    received = connection.recv(2**16)
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(BODY)
+    received += answers(connection)
+    head, _, _ = received.lower().partition(b"\r\n\r\n")
+    assert head.startswith(b"http/1.1 200")
+    assert b"connection: close" in head
+    assert received.endswith(b"1\r\n0\r\n0\r\n\r\n")
+    began = time.monotonic()
+    stays = connect()
+    stays.sendall(HEAD.replace(b"POST /", b"POST /early") + b"\r\n")
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() - began < 20:
+            stays.sendall(b"x")
+            time.sleep(0.02)
+        pytest.fail("a connection whose answer was sent is fed for ever")
+
+
+QUIET = HEAD[: HEAD.index(b"\r\n")].replace(b"POST", b"GET") + b"\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "drop"),
+    [
+        (QUIET, b"\r\n"),
+        (b"", b"\r\n"),
+        (b"GET / HTTP/1.1\r\n", b"x"),
+        (HEAD + b"\r\n", b"x"),
+        (CHUNKED % b"/", b"1\r\nx\r\n"),
+        (CHUNKED % b"/" + b"1;", b"e"),
+        (CHUNKED % b"/" + b"0\r\nx:", b"e"),
+    ],
+    ids=["idle", "silent", "a head", "a body", "chunks", "an extension", "a trailer"],
+)
+def test_single_bytes_keep_no_connection(first, drop, connect, monkeypatch):
+    """One byte after an answer switched the timeout off for ever; a thousand such connections locked everybody out."""
+    monkeypatch.setattr(protocol, "HEAD_WITHIN_S", 0.5)
+    monkeypatch.setattr(protocol, "BODY_WITHIN_S", 0.5)
+    connection, began = connect(), time.monotonic()
+    connection.sendall(first)
+    connection.settimeout(0.05)
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() - began < 20:
+            connection.sendall(drop)
+            with contextlib.suppress(TimeoutError):
+                if not connection.recv(2**16):
+                    return
+        pytest.fail("kept for ever")
+
+
+def test_a_reader_that_does_not_read_is_cut(connect, monkeypatch):
+    monkeypatch.setattr(protocol, "BODY_WITHIN_S", 0.5)
+    connection = connect()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    with contextlib.suppress(ConnectionError):
+        for _ in range(200_000):  # requests whose answers fill every buffer on the way
+            connection.sendall(QUIET)
+        pytest.fail("it may go on for ever")
+
+
+def test_a_thousand_requests_in_a_packet_are_too_many(connect):
+    received = answers(connect(), QUIET * 10_000)
+    assert received.count(b"HTTP/1.1 200") < 1_000
+
+
+def test_more_headers_than_anybody_sends_are_refused(connect):
+    received = answers(connect(), b"GET / HTTP/1.1\r\nHost: a\r\n" + b"a:\r\n" * 1_000 + b"\r\n")
+    assert received.startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("most", [4])
+@pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost:", QUIET], ids=["silent", "a head", "idle"])
+def test_connections_that_ask_nothing_lock_nobody_out(first, connect):
+    held = [connect() for _ in range(12)]
+    for connection in held:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(first)
+    received = answers(connect(), QUIET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    assert received.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("most", [4])
+def test_who_finds_no_room_is_told_to_come_back(connect):
+    busy = [connect() for _ in range(4)]
+    for connection in busy:
+        connection.sendall(HEAD + b"Expect: 100-continue\r\n\r\n")
+        assert connection.recv(2**10).startswith(b"HTTP/1.1 100"), "its request is under way"
+    received = answers(connect(), b"")
+    assert received.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 1" in received.lower()
+    assert b'"overloaded"' in received
