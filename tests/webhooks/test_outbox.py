@@ -42,6 +42,38 @@ async def test_an_event_lasts_seven_days_and_its_line_seven_more(opened, hooks, 
     assert KEEP_S - 60 < raw_redis.ttl(key("delivery", made.id)) <= KEEP_S
 
 
+async def test_a_redelivery_lasts_as_long_as_an_event(opened, hooks, raw_redis, key):
+    made = await opened()
+    await hooks.settle(ended(made, "dead"))
+    raw_redis.expire(key("told", made.id), 100)
+    await hooks.redeliver(made.id, "acme")
+    assert KEEP_S - 60 < raw_redis.ttl(key("told", made.id)) <= KEEP_S
+    assert raw_redis.ttl(key("delivery", made.id)) == -1
+
+
+async def test_what_has_no_text_any_more_is_due_no_more(opened, hooks, raw_redis, key):
+    made = await opened()
+    raw_redis.delete(key("told", made.id))  # as its seven days do
+    assert not await hooks.settle(made)
+    await hooks.settle(ended(made, "dead"))
+    with pytest.raises(EventErased):
+        await hooks.redeliver(made.id, "acme")
+    assert await hooks.claim(10, 1.0) == []
+
+
+async def test_what_waited_longer_than_it_is_kept_dies_unsent(
+    opened, hooks, raw_redis, key, make_receiver, sender_of
+):
+    receiver = make_receiver()
+    made = await opened(url=receiver.url)
+    raw_redis.delete(key("told", made.id))
+    async with sender_of(hooks), asyncio.timeout(15):
+        while (settled := await hooks.delivery(made.id)).state == "pending":  # noqa: ASYNC110 # in Redis
+            await asyncio.sleep(0.02)
+    assert (settled.state, settled.tries, receiver.got) == ("dead", (), [])
+    assert await hooks.open_bytes("acme") == 0
+
+
 @pytest.mark.parametrize(("state", "kept"), [("delivered", False), ("dead", True), ("disabled", True)])
 async def test_only_what_no_receiver_has_taken_is_kept(state, kept, opened, hooks):
     made = await opened(data='{"a":1}')
@@ -99,6 +131,22 @@ async def test_every_tenant_gets_its_share_of_a_claim(opened, hooks):
     assert len(set(await hooks.claim(12, 30)) & flood) == 12, "places that nobody wants stay empty"
     late = (await opened("z")).id
     assert late in await hooks.claim(2, 30)
+
+
+async def test_one_delivery_that_is_due_later_hides_no_other(opened, hooks):
+    made = {(await opened()).id: None for _ in range(2)}
+    (first,) = await hooks.claim(1, 30)
+    later = await hooks.now_s() + 3_600
+    await hooks.settle(replace(await hooks.delivery(first), next_try_at=later))
+    assert await hooks.claim(10, 30) == [one for one in made if one != first]
+
+
+async def test_who_was_served_last_comes_last_however_long_the_rest_has_waited(opened, hooks):
+    for _ in range(3):
+        await hooks.postpone(await opened("z"), -10.0)
+    other = await opened("b")
+    assert len(set(await hooks.claim(1, 30)) - {other.id}) == 1
+    assert await hooks.claim(1, 30) == [other.id]
 
 
 async def test_of_more_tenants_than_places_the_first_to_wait_is_served_first(opened, hooks):
