@@ -1,9 +1,11 @@
 """One guarded POST: the connection goes to an address that was judged, never to a name, never through a proxy."""
 
 import asyncio
+import contextlib
 import ipaddress
 import ssl
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -12,8 +14,11 @@ import httpcore
 
 from d3serve.errors import InvalidRequest
 from d3serve.webhooks.egress import Destination, EgressPolicy
-from d3serve.webhooks.names import TIMEOUT_S, Names
+from d3serve.webhooks.names import CROWDED_S, TIMEOUT_S, Names, NotNow
 
+PER_ADDRESS: Final = (
+    16  # connections of a tenant to one address: many names may lead to one that is not theirs
+)
 MAX_REPLY_BYTES: Final = 4 * 1024  # read out of courtesy; a receiver cannot hold us with more
 
 
@@ -65,6 +70,7 @@ class Outbound:
         self._policy = policy
         self._timeout_s = timeout_s
         self._names = Names()
+        self._open: Counter[tuple[str, str]] = Counter()
         self._tls = ssl.create_default_context()
 
     async def post(self, tenant: str, url: str, headers: Mapping[str, str], body: bytes) -> Reply:
@@ -72,12 +78,13 @@ class Outbound:
 
         Raises:
             SendFailed: the address is not allowed, nobody answered in time, or the reply is no HTTP.
-            NotNow: the name may not be looked up yet, so nothing was sent.
+            NotNow: its name or its address has enough of this tenant for now, so nothing was sent.
         """
         try:
             addresses = await self._addresses(tenant, self._policy.check_url(url))
-            async with asyncio.timeout(self._timeout_s):
-                return await self._post(url, addresses, headers, body)
+            with self._place(tenant, addresses[0]):
+                async with asyncio.timeout(self._timeout_s):
+                    return await self._post(url, addresses, headers, body)
         except InvalidRequest as error:
             raise SendFailed(f"refused: {error.message}") from None
         except TimeoutError:
@@ -86,6 +93,17 @@ class Outbound:
             raise SendFailed(f"cannot connect: {type(error).__name__} {error}"[:200]) from None
         except httpcore.ProtocolError as error:
             raise SendFailed(f"the receiver does not speak HTTP: {error}"[:200]) from None
+
+    @contextlib.contextmanager
+    def _place(self, tenant: str, address: str) -> Iterator[None]:
+        if self._open[tenant, address] >= PER_ADDRESS:
+            raise NotNow(CROWDED_S)
+        self._open[tenant, address] += 1
+        try:
+            yield
+        finally:
+            self._open[tenant, address] -= 1
+            self._open += Counter()  # forgets who has none
 
     async def _addresses(self, tenant: str, to: Destination) -> list[str]:
         """The addresses to try, all of them allowed; a name that leads inside and one that leads nowhere look alike."""

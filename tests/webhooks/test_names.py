@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from d3serve.webhooks import names
+from d3serve.webhooks import names, outbound
 from d3serve.webhooks import sender as webhooks
 from d3serve.webhooks.egress import EgressPolicy
 from d3serve.webhooks.names import Names, NotNow
@@ -28,7 +28,7 @@ def lookups(monkeypatch):
         asked.append(host)
         if host.endswith("tarpit.test"):
             answer.wait(60)
-        if host == "good.test":
+        if host.endswith("good.test"):
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
         if host.endswith(".test"):
             raise socket.gaierror(socket.EAI_NONAME, "unknown")
@@ -100,9 +100,8 @@ async def test_a_host_that_is_no_name_does_not_resolve():
 
 async def test_the_log_says_that_it_was_the_name(lookups, settings, monkeypatch):  # noqa: ARG001
     monkeypatch.setattr(names, "TIMEOUT_S", 0.05)
-    outbound = Outbound(EgressPolicy(), 1.0)
     with pytest.raises(SendFailed, match=r"^the name a.tarpit.test did not resolve within"):
-        await outbound.post("acme", "https://a.tarpit.test/", {}, b"")
+        await Outbound(EgressPolicy(), 1.0).post("acme", "https://a.tarpit.test/", {}, b"")
 
 
 async def test_one_tenants_slow_name_server_stops_nobody_and_costs_no_try(
@@ -127,6 +126,32 @@ async def test_one_tenants_slow_name_server_stops_nobody_and_costs_no_try(
     tried = [one for one in await hooks.deliveries("greedy", limit=60) if one.tries]
     assert len(tried) <= names.PER_TENANT, "waiting for a place counted as a try"
     assert len([one for one in lookups if one.endswith("tarpit.test")]) <= names.PER_TENANT
+
+
+async def test_many_names_of_one_address_are_no_crowd_at_its_door(
+    lookups,  # noqa: ARG001
+    settings,
+    make_receiver,
+    monkeypatch,
+):
+    monkeypatch.setattr(outbound, "PER_ADDRESS", 3)
+    monkeypatch.setattr(names, "PER_TENANT", 100)
+    receiver = make_receiver(hang=True)
+    port = receiver.url.rsplit(":", 1)[1]
+    mine = Outbound(EgressPolicy(settings.webhook_allow), 30.0)
+
+    async def post(tenant, number):
+        return await mine.post(tenant, f"http://n{number}.good.test:{port}", {"Content-Length": "0"}, b"")
+
+    hanging = [asyncio.create_task(post("greedy", number)) for number in range(3)]
+    await asyncio.to_thread(receiver.wait_for, 3)
+    with pytest.raises(NotNow):
+        await post("greedy", 4)
+    hanging.append(asyncio.create_task(post("acme", 5)))
+    await asyncio.to_thread(receiver.wait_for, 4)
+    receiver.hang.set()
+    await asyncio.gather(*hanging, return_exceptions=True)
+    assert not mine._open
 
 
 @pytest.mark.timeout(60)
