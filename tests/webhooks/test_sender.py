@@ -113,6 +113,25 @@ async def test_410_disables_the_endpoint_and_what_comes_later(finish_job, hooks,
     assert len(receiver.got) == 1
 
 
+async def test_a_410_of_an_address_that_the_endpoint_has_left_disables_nothing(hooks, settings):
+    endpoint = await hooks.add_endpoint("acme", "https://new.example/", [])
+    old = replace(delivery(), tenant="acme", endpoint_id=endpoint.id, url="https://old.example/")
+    await webhooks.Sender(hooks, Outbound(EgressPolicy(), 1.0), settings)._disable(old)
+    assert (await hooks.endpoint("acme", endpoint.id)).disabled_reason is None
+
+
+async def test_what_another_sender_has_settled_since_it_was_claimed_is_not_sent(
+    hooks, settings, make_receiver
+):
+    receiver = make_receiver()
+    made = await hooks.open_delivery("acme", "job.failed", receiver.url, None, "{}")
+    (claimed,) = await hooks.claim(1, 30)
+    await hooks.settle(replace(made, state="dead", next_try_at=None))
+    policy = EgressPolicy(settings.webhook_allow)
+    await webhooks.Sender(hooks, Outbound(policy, 1.0), settings)._settle(claimed)
+    assert receiver.got == []
+
+
 @pytest.mark.usefixtures("sender", "soon")
 async def test_an_endpoint_gets_the_events_it_wants_signed_by_both_secrets(finish_job, hooks, make_receiver):
     receiver = make_receiver()
