@@ -92,10 +92,9 @@ def test_an_address_that_can_never_answer_is_refused_before_anything_is_sent(url
         kind(url)
 
 
-def test_a_server_that_does_not_answer_is_named(monkeypatch):
-    monkeypatch.setattr("d3serve.client.protocol.RETRIES", 0)
+def test_a_server_that_does_not_answer_is_named():
     with (
-        Client("http://127.0.0.1:9") as client,
+        Client("http://127.0.0.1:9", patience_s=0) as client,
         pytest.raises(StorageUnavailable, match=r"http://127\.0\.0\.1:9:"),
     ):
         client.get("job_1")
