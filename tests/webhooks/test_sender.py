@@ -186,6 +186,19 @@ async def test_of_many_receivers_the_idle_ones_are_forgotten(hooks, settings, mo
     assert sender._receiver(replace(delivery(), url="https://busy/")) is busy
 
 
+async def test_a_receiver_is_one_however_it_is_spelled_and_through_whichever_endpoint(hooks, settings):
+    sender = webhooks.Sender(hooks, Outbound(EgressPolicy(), 1.0), settings)
+
+    def of(url, **changes):
+        return sender._receiver(replace(delivery(), url=url, **changes))
+
+    first = of("https://example.com/a")
+    for url in ("https://EXAMPLE.com/b", "https://example.com.:443/", "https://example.com:443/?q"):
+        assert of(url, endpoint_id="ep_1") is first
+    assert of("https://example.com:8443/") is not first
+    assert of("https://example.com/a", tenant="another") is not first
+
+
 @pytest.mark.usefixtures("sender", "soon")
 async def test_nobody_there_and_no_answer_are_told_apart_in_the_log(finish_job, hooks, make_receiver):
     with socket.create_server(("127.0.0.1", 0)) as listener:
