@@ -6,6 +6,7 @@ import secrets
 import time
 import types
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn, Self
 
 from d3serve.celery_app import Waker, WakeSender
@@ -29,9 +30,8 @@ from d3serve.store.lua import Argument, ScriptName, run_script_async
 from d3serve.store.memory import MemoryGuard
 from d3serve.store.records import JobPage, JobRecord, Progress, QueueStats, Submitted, WorkerInfo, summary
 from d3serve.store.states import LargeStates
-from d3serve.store.waiters import Dispatcher
+from d3serve.store.waiters import REREAD_S, Dispatcher
 
-REREAD_S = 1.0
 CALLERS_TTL_S = 120  # longer than any call waits: a dead API process is forgotten
 
 
@@ -220,20 +220,22 @@ class JobStore:
         Raises like `get`.
         """
         until = time.monotonic() + timeout_s
-        with self._dispatcher.register(job_id, final_only=True) as waiter:
-            while True:
-                waiter.event.clear()
-                left = until - time.monotonic()
-                try:
-                    job = await self._read(job_id, tenant)
-                except StorageUnavailable:
-                    if left <= REREAD_S or self.stopping:
-                        raise
-                    await asyncio.sleep(REREAD_S)  # a restart or a failover: the client has time
-                    continue
-                if job.done or left <= 0 or self.stopping:
-                    return await self._with_position(job)
+        with self._dispatcher.register(job_id, lambda: self._read(job_id, None), final_only=True) as waiter:
+            job = await self._read_within(job_id, tenant, until)
+            while not (job.done or self.stopping) and (left := until - time.monotonic()) > 0:
                 await self._pause(waiter.event, left)
+                job = waiter.take() or await self._read_within(job_id, tenant, until)
+            return await self._with_position(job)
+
+    async def _read_within(self, job_id: str, tenant: str, until: float) -> JobRecord:
+        """Read the job, if need be after a restart or a failover of Redis: the client has time."""
+        while True:
+            try:
+                return await self._read(job_id, tenant)
+            except StorageUnavailable:
+                if until - time.monotonic() <= REREAD_S or self.stopping:
+                    raise
+                await asyncio.sleep(REREAD_S)
 
     async def watch(self, job_id: str, tenant: str) -> AsyncIterator[JobRecord]:
         """Yield the job now and after every change of status or progress, until it is done.
@@ -242,18 +244,16 @@ class JobStore:
             ShuttingDown: waiters were released meanwhile.
         and like `get`.
         """
-        last: JobRecord | None = None
-        with self._dispatcher.register(job_id, final_only=False) as waiter:
-            while last is None or not last.done:
-                waiter.event.clear()
-                job = await self.get(job_id, tenant)
+        with self._dispatcher.register(job_id, lambda: self._read(job_id, None), final_only=False) as waiter:
+            job = await self.get(job_id, tenant)
+            yield job
+            while not job.done:
+                await waiter.event.wait()
+                if self.stopping:
+                    raise ShuttingDown("the service is stopping; ask again")
+                last, job = job, waiter.take() or await self.get(job_id, tenant)
                 if job != last:
                     yield job
-                last = job
-                if not job.done:
-                    await self._pause(waiter.event, REREAD_S)
-                    if self.stopping:
-                        raise ShuttingDown("the service is stopping; ask again")
 
     async def result(self, job_id: str, tenant: str) -> bytes:
         """Read the JSON text of the job's DecisionResponse, as committed. Raises like `finished`."""
@@ -323,10 +323,11 @@ class JobStore:
     async def _run(self, name: ScriptName, *args: Argument) -> Any:
         return await run_script_async(self._client, name, self._key.prefix, *args)
 
-    async def _read(self, job_id: str, tenant: str) -> JobRecord:
+    async def _read(self, job_id: str, tenant: str | None) -> JobRecord:
+        """Read the job; None: for waiters who have read it as its tenant."""
         with storage_errors():
             row = await self._client.hgetall(self._key("job", job_id))
-            if not row or row["tenant"] != tenant:
+            if not row or tenant not in (None, row["tenant"]):
                 await self._raise_missing(job_id, tenant)
         return JobRecord.from_hash(job_id, row)
 
@@ -338,13 +339,10 @@ class JobStore:
         return job.waiting_at(place) if place else job
 
     async def _pause(self, event: asyncio.Event, left_s: float) -> None:
-        """Wait for the event, but no longer than the safety re-read allows."""
-        try:
-            await asyncio.wait_for(event.wait(), min(left_s, REREAD_S))
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(event.wait(), left_s)
 
-    async def _raise_missing(self, job_id: str, tenant: str) -> NoReturn:
+    async def _raise_missing(self, job_id: str, tenant: str | None) -> NoReturn:
         """Tell a job that was from one that never was."""
         stone = await self._client.get(self._key("gone", job_id))
         expired_ms, _, owner = (stone or "").partition(" ")

@@ -1,18 +1,21 @@
 """Wakes the coroutines that wait for a job: one pub/sub connection and one task for a whole process."""
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import structlog
 from redis.exceptions import RedisError
 
+from d3serve.errors import StorageUnavailable
 from d3serve.schemas import FINAL_STATUSES
 from d3serve.store.connect import AsyncClient
+from d3serve.store.records import JobRecord
 
 RECONNECT_S = 0.2
 POLL_S = 1.0
+REREAD_S = 1.0
+MAX_LOOKS_PER_S = 500  # of one process, however many jobs are waited for
 LEAVE_WITHIN_S = 2.0
 DELETED = "deleted"
 
@@ -20,24 +23,71 @@ log = structlog.get_logger(__name__)
 
 
 class Waiter:
-    """One coroutine's interest in one job; `event` is set when the job should be read again."""
+    """One coroutine's interest in one job; `event` is set when there is news of it, or it should be read again."""
 
     def __init__(self, *, final_only: bool) -> None:
         self.event = asyncio.Event()
         self.final_only = final_only
+        self._job: JobRecord | None = None
+
+    def tell(self, job: JobRecord | None) -> None:
+        """Wake the coroutine, unless it waits for the end and this is none; None: it must look itself."""
+        if job is None or job.done or not self.final_only:
+            self._job = job
+            self.event.set()
+
+    def take(self) -> JobRecord | None:
+        """The job as last told, once."""
+        self.event.clear()
+        job, self._job = self._job, None
+        return job
+
+
+class Watch:
+    """A job that somebody waits for: read once for all of them, when word of it comes, and now and then."""
+
+    def __init__(self, read: Callable[[], Awaitable[JobRecord]], every_s: Callable[[], float]) -> None:
+        self.waiters: set[Waiter] = set()
+        self.look = asyncio.Event()
+        self._read = read
+        self._every_s = every_s
+        self._task = asyncio.create_task(self._keep_looking())
+
+    def end(self) -> None:
+        """Look no more."""
+        self._task.cancel()
+
+    async def _keep_looking(self) -> None:
+        known: JobRecord | None = None
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.look.wait(), self._every_s())
+            self.look.clear()
+            present = set(self.waiters)  # who comes while this is read will read something newer
+            try:
+                job = await self._read()
+            except StorageUnavailable:
+                await asyncio.sleep(RECONNECT_S)
+                continue
+            except Exception:  # gone, or a bug: whoever waits reads it and is told
+                job = None
+            if job is None or job != known:
+                for waiter in present & self.waiters:
+                    waiter.tell(job)
+            known = job
 
 
 class Dispatcher:
-    """Listens to the channel and sets the events of those who registered.
+    """Listens to the channel and wakes those who registered.
 
-    Pub/sub forgets messages while a connection is down. So register first, then read the job, then wait,
-    and read again now and then; after every reconnect all waiters are told to read again.
+    Pub/sub forgets messages while a connection is down. So register first, then read the job, then wait; a watched
+    job is read again now and then, once for all of its waiters, and after every reconnect all are told to read again.
     """
 
     def __init__(self, client: AsyncClient, channel: str) -> None:
         self._client = client
         self._channel = channel
-        self._waiters: dict[str, set[Waiter]] = defaultdict(set)
+        self._watches: dict[str, Watch] = {}
         self._task: asyncio.Task[None] | None = None
         self.closed = False
 
@@ -59,32 +109,44 @@ class Dispatcher:
                 await asyncio.wait({self._task}, timeout=0.1)
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_WITHIN_S):
-                while self._waiters:  # noqa: ASYNC110 - they read the job once more
+                while self._watches:  # noqa: ASYNC110 - they read the job once more
                     await asyncio.sleep(0.01)
 
     @contextmanager
-    def register(self, job_id: str, *, final_only: bool) -> Iterator[Waiter]:
-        """A waiter for as long as the block lasts."""
+    def register(
+        self, job_id: str, read: Callable[[], Awaitable[JobRecord]], *, final_only: bool
+    ) -> Iterator[Waiter]:
+        """A waiter for as long as the block lasts; `read` reads the job for all of its waiters."""
+        watch = self._watches.get(job_id)
+        if watch is None:
+            watch = self._watches[job_id] = Watch(read, self._look_every_s)
         waiter = Waiter(final_only=final_only)
-        self._waiters[job_id].add(waiter)
+        watch.waiters.add(waiter)
         try:
             yield waiter
         finally:
-            self._waiters[job_id].discard(waiter)
-            if not self._waiters[job_id]:
-                del self._waiters[job_id]
+            watch.waiters.discard(waiter)
+            if not watch.waiters:
+                watch.end()
+                del self._watches[job_id]
+
+    def _look_every_s(self) -> float:
+        """A second, or longer where many jobs are waited for: looking is only for words that were lost."""
+        return max(REREAD_S, len(self._watches) / MAX_LOOKS_PER_S)
 
     def _wake_all(self) -> None:
-        for waiters in self._waiters.values():
-            for waiter in waiters:
-                waiter.event.set()
+        for watch in self._watches.values():
+            for waiter in watch.waiters:
+                waiter.tell(None)
 
     def _tell(self, message: str) -> None:
         job_id, _, status = message.partition(" ")
+        watch = self._watches.get(job_id)
+        if watch is None:
+            return
         final = status in FINAL_STATUSES or status == DELETED
-        for waiter in self._waiters.get(job_id, ()):
-            if final or not waiter.final_only:
-                waiter.event.set()
+        if final or not all(waiter.final_only for waiter in watch.waiters):
+            watch.look.set()
 
     async def _listen(self) -> None:
         while not self.closed:

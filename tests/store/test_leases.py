@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from d3serve.store import jobs as jobs_module
+from d3serve.store import waiters as waiters_module
 from d3serve.store.jobs import JobStore
 from d3serve.store.turns import TurnStore
 
@@ -156,7 +156,7 @@ class TestHearing:
 
     async def ends(self, table, job_id, monkeypatch, end, *args):
         """Wait for a job that ends once it is waited for, without the look that repairs a lost word."""
-        monkeypatch.setattr(jobs_module, "REREAD_S", 30.0)
+        monkeypatch.setattr(waiters_module, "REREAD_S", 30.0)
         looked = asyncio.Event()
         pause = table.jobs._pause
 

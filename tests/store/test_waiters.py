@@ -1,0 +1,75 @@
+"""Many who wait for one job cost as much as one, and hear of its end like one."""
+
+import asyncio
+
+import pytest
+
+from d3serve.errors import JobNotFound
+from d3serve.store import waiters
+
+pytestmark = pytest.mark.anyio
+MANY = 20
+
+
+async def _watched(table, job_id):
+    return [job.status async for job in table.jobs.watch(job_id, "me")]
+
+
+@pytest.fixture
+def looks(table, monkeypatch):
+    """What was read for all waiters of a job together, and a way to wait for the next such look."""
+    read, made = table.jobs._read, asyncio.Queue()
+
+    async def counted(job_id, tenant):
+        job = await read(job_id, tenant)
+        if tenant is None:
+            made.put_nowait(job)
+        return job
+
+    monkeypatch.setattr(table.jobs, "_read", counted)
+    return made
+
+
+async def test_a_job_is_read_once_for_all_who_wait_for_it(table, looks, make_response, monkeypatch):
+    """Three thousand streams of one queued job read it three thousand times a second: others waited 11 s."""
+    monkeypatch.setattr(waiters, "REREAD_S", 0.2)
+    job_id = await table.submit()
+    waiting = [asyncio.create_task(table.jobs.wait(job_id, "me", 60)) for _ in range(MANY)]
+    waiting += [asyncio.create_task(_watched(table, job_id)) for _ in range(MANY)]
+    async with asyncio.timeout(30):
+        for _ in range(5):
+            await looks.get()
+    assert looks.qsize() < 5, "each waiter looks"
+    worker = table.worker()
+    assert worker.succeed(worker.claim(1).lease, job_id, make_response())
+    async with asyncio.timeout(30):
+        ended = await asyncio.gather(*waiting)
+    assert {job.status for job in ended[:MANY]} == {"succeeded"}
+    assert {statuses[-1] for statuses in ended[MANY:]} == {"succeeded"}
+    assert table.jobs._dispatcher._watches == {}
+
+
+async def test_a_stranger_who_waits_learns_nothing_and_spoils_nothing(table, make_response):
+    job_id = await table.submit()
+    for held in (table.jobs.wait(job_id, "stranger", 5), anext(table.jobs.watch(job_id, "stranger"))):
+        with pytest.raises(JobNotFound):
+            await held
+    mine = asyncio.create_task(table.jobs.wait(job_id, "me", 30))
+    with pytest.raises(JobNotFound):
+        await table.jobs.wait(job_id, "stranger", 5)
+    worker = table.worker()
+    assert worker.succeed(worker.claim(1).lease, job_id, make_response())
+    assert (await mine).status == "succeeded"
+
+
+async def test_a_lost_word_is_made_up_for_by_looking(table, make_response, monkeypatch):
+    monkeypatch.setattr(table.jobs._dispatcher, "_tell", lambda _message: None)
+    job_id = await table.submit()
+    waiting = asyncio.create_task(table.jobs.wait(job_id, "me", 60))
+    stream = asyncio.create_task(_watched(table, job_id))
+    await asyncio.sleep(0.1)
+    worker = table.worker()
+    assert worker.succeed(worker.claim(1).lease, job_id, make_response())
+    async with asyncio.timeout(20):
+        assert (await waiting).status == "succeeded"
+        assert (await stream)[-1] == "succeeded"
