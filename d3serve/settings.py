@@ -113,7 +113,12 @@ class Settings(BaseSettings):
     )
 
     # limits of one request
-    max_body_bytes: int = Field(default=48 * 2**20, ge=1024, description="Largest decoded request body.")
+    max_body_bytes: int = Field(
+        default=16 * 2**20,
+        ge=1024,
+        description="Largest decoded request body. An API process holds 128 MiB of bodies at once, or eight of the "
+        "largest, and needs four times as much memory for them.",
+    )
     max_json_depth: int = Field(default=100, ge=4, le=200, description="Deepest nesting of a request body.")
     max_questions_per_job: int = Field(default=256, ge=1, description="Most questions in one job.")
     max_question_id_chars: int = Field(default=256, ge=1, description="Longest question id.")
