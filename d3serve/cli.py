@@ -18,7 +18,7 @@ from d3serve.local import run_apis, running
 from d3serve.logs import configure_logging, write_or_lose
 from d3serve.settings import Settings
 from d3serve.store.connect import server_of
-from d3serve.surroundings import leave_start_folder
+from d3serve.surroundings import leave_start_folder, tidy_environment
 from d3serve.terminal import degrade, messages, plain, printing
 
 app = typer.Typer(
@@ -345,6 +345,7 @@ def main() -> None:
     degrade()
     raise_descriptor_limit()
     write_or_lose()
+    tidy_environment()
     try:
         app()
     except D3ServeError as error:

@@ -185,6 +185,9 @@ def test_empty_variables_of_a_compose_file_are_as_good_as_none(tmp_path: Path) -
         f"D3SERVE_{name}": ""
         for name in ("STATE_DIR", "REVISION", "HOST", "REDIS_URL", "LOG_FORMAT", "DEVICE")
     }
+    empty |= dict.fromkeys(
+        ("HF_HOME", "TMPDIR", "PROMETHEUS_MULTIPROC_DIR", "SSL_CERT_FILE", "PYTHONPATH"), ""
+    )
     with up(tmp_path, "--data-dir", "data", env=empty) as (url, _):
         assert answered(url, "large " * 60_000)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]

@@ -1,6 +1,7 @@
 """What the command line hands to the processes that it starts."""
 
 import contextlib
+import gc
 import socket
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from d3serve import cli
 from d3serve.errors import StartupError
 from d3serve.local import shared_state_dir
 from d3serve.settings import Settings
-from d3serve.supervisor import bind, listening
+from d3serve.supervisor import ProcessTree, bind, listening
 
 
 def test_the_api_serves_an_inherited_descriptor_as_the_tcp_socket_that_it_is(
@@ -23,7 +24,7 @@ def test_the_api_serves_an_inherited_descriptor_as_the_tcp_socket_that_it_is(
     served: list[Any] = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda _self, sockets=None: served.extend(sockets or []))
     monkeypatch.setattr(cli, "configure_logging", lambda _settings: None)
-    monkeypatch.setattr(cli.gc, "freeze", lambda: None)  # the process is pytest's
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # the process is pytest's
     monkeypatch.setattr(cli, "leave_start_folder", lambda: None)
     with bind("127.0.0.1", 0) as listener:
         cli.api(redis_url="redis://127.0.0.1:1", fd=listener.detach())
@@ -56,6 +57,22 @@ def test_a_port_that_another_service_shares_among_its_processes_is_taken(process
         listening("127.0.0.1", theirs[0].getsockname()[1], processes),
     ):
         pytest.fail("two services would share the port, and their clients")
+
+
+def test_a_child_imports_nothing_from_the_folder_that_its_parent_stands_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "typer.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (tmp_path / "d3serve.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    tree = ProcessTree()
+    tree.start("child", ["--help"], {})
+    try:
+        with pytest.raises(StartupError, match="exit code 2"):  # --help with a flag that it does not know
+            tree.wait_until(lambda: False, 60, "nothing")
+    finally:
+        tree.stop()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_states_are_files_only_where_everybody_who_needs_them_is_on_this_host(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_planted_link_is_not_followed(tmp_path, name):
     victim = tmp_path / "victim"
     victim.write_text("theirs")
     folder = tmp_path / "data"
-    folder.mkdir()
+    folder.mkdir(mode=0o755)
     (folder / name).symlink_to(victim)
     with pytest.raises(BrokerUnavailable, match=f"cannot write to {folder / name}"):
         EmbeddedBroker(folder, MEMORY).start()
@@ -88,7 +88,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
 
 def test_folders_too_long_for_any_socket_are_told(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 100)
-    long.mkdir()
+    long.mkdir(mode=0o755)
     monkeypatch.setattr(broker_module.tempfile, "tempdir", str(long))
     with pytest.raises(BrokerUnavailable, match="too long for a socket"):
         EmbeddedBroker(long / "data", MEMORY).start()
