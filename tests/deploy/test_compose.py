@@ -81,6 +81,7 @@ def test_an_image_ends_as_a_numeric_user_and_has_all_that_a_build_needs():
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert copied == kept
     assert all((ROOT / name).exists() for name in copied)
+    assert {path.name for path in (ROOT / "d3serve").iterdir() if path.is_symlink()} <= copied, "every room"
 
 
 def test_volumes_are_folders_that_the_image_gives_to_its_user():

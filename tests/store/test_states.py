@@ -250,16 +250,18 @@ async def test_a_disk_that_fills_up_leaves_no_piece_of_a_state(shelf, monkeypatc
     assert shelf.files() == []
 
 
-FORGED = [
-    "@../../victim/file 6",
+NAME = f"{'0' * 40}.{'0' * 16}"
+FORGED = [  # FOLDER: the queue's own
+    "@../victim/file 6",
+    "@FOLDER/../../victim/file 6",
+    f"@FOLDER/{NAME}/../../../victim/file 6",
+    f"@../victim/{NAME} 6",
     "@/etc/hostname 6",
-    f"@{'0' * 16}/../../victim/file 6",
-    f"@{'0' * 16}/{'0' * 40}.{'0' * 16}/../../../victim/file 6",
-    f"@../victim/{'0' * 40}.{'0' * 16} 6",
-    f"@{'0' * 16}/{'0' * 40}.{'0' * 16}",
-    f"@{'0' * 16}/{'0' * 40}.{'0' * 16} -1",
-    f"@{'0' * 16}/{'0' * 40}.{'0' * 16} 6\n",
-    f"@{'A' * 16}/{'0' * 40}.{'0' * 16} ٦",
+    "@VICTIM 6",
+    f"@FOLDER/{NAME}",
+    f"@FOLDER/{NAME} -1",
+    f"@FOLDER/{NAME} 6\n",
+    f"@FOLDER/{NAME} ٦",
     "@",
 ]
 
@@ -268,8 +270,9 @@ def victim_of(shelf):
     """A file beside the folder of states, which nobody who writes to Redis may have read, written or removed."""
     victim = shelf.root.parent / "victim" / "file"
     victim.parent.mkdir(exist_ok=True)
-    victim.write_text("secret")
-    os.utime(victim, (0, 0))
+    for path in (victim, victim.with_name(NAME)):
+        path.write_text("secret")
+        os.utime(path, (0, 0))
     return victim
 
 
@@ -278,7 +281,9 @@ async def test_a_forged_reference_is_neither_read_nor_written_nor_removed(shelf,
     victim = victim_of(shelf)
     await shelf.submit()
     [name] = shelf.table.redis.keys("*:st:*")
-    shelf.table.redis.set(name, reference)
+    folder = await shelf.jobs._states._folder_name()
+    forged = reference.replace("FOLDER", folder).replace("VICTIM", str(victim))
+    shelf.table.redis.set(name, forged)
     everything = sorted(shelf.root.parent.rglob("*"))
     await shelf.submit()
     worker = shelf.worker()
