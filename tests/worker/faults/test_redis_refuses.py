@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,10 +115,10 @@ async def healed_after(service, worker, heal):
     assert [one.ready for one in await service.jobs.workers()] == [True]
 
 
-async def submit_in_time(service, state):
+async def submit_in_time(service, state, **options):
     while True:
         try:
-            return await service.submit(state)
+            return await service.submit(state, **options)
         except StorageUnavailable:
             await asyncio.sleep(0.2)
 
@@ -262,3 +264,33 @@ async def test_every_line_of_a_worker_is_json_whatever_happens_to_it(service, br
     lines = worker.log.read_text().splitlines()
     assert [line for line in lines if not line.startswith("{")] == []
     assert all(json.loads(line)["event"] for line in lines)
+
+
+@pytest.mark.parametrize("refuse", [no_replicas, demoted, snapshot_failed])
+async def test_the_webhook_sender_waits_too(service, refuse, tmp_path):
+    settings = service.settings.model_copy(update={"webhook_allow": ("127.0.0.0/8",), "log_format": "json"})
+    log = tmp_path / "sender.log"
+    with log.open("wb") as stderr:
+        sender = subprocess.Popen(  # noqa: ASYNC220 # starting one takes no time
+            [sys.executable, "-m", "d3serve", "webhooks"], env={**os.environ, **settings.to_env()}, stderr=stderr,
+        )  # fmt: skip
+    try:
+        service.start_worker()
+        await service.ready()
+        with redis.Redis.from_url(settings.redis_url) as admin:
+            heal = refuse(admin, tmp_path)
+            await until_logged(log, "webhooks.storage")
+            assert sender.poll() is None
+            heal()
+        await asyncio.wait_for(submit_in_time(service, "s", webhook={"url": "http://127.0.0.1:1/hook"}), 30)
+        await until_logged(log, "webhooks.try")
+        assert sender.poll() is None
+    finally:
+        sender.kill()
+        sender.wait()
+
+
+async def until_logged(log, event):
+    async with asyncio.timeout(40):
+        while f'"event": "{event}"' not in log.read_text():  # noqa: ASYNC110 # another process' file
+            await asyncio.sleep(0.05)

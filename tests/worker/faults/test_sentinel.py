@@ -28,6 +28,7 @@ class Watched:
     def __init__(self, folder, stack):
         self._folder, self._stack = folder, stack
         self.master_port, replica_port, sentinel_port = free_port(), free_port(), free_port()
+        self.sentinel_port = sentinel_port
         self.url = f"sentinel://127.0.0.1:{sentinel_port}/main"
         self.master = self._start("master", self.master_port, [])
         self._start("replica", replica_port, ["--replicaof", f"127.0.0.1 {self.master_port}"])
@@ -75,16 +76,28 @@ def redis_url(watched):
     return watched.url
 
 
-async def test_a_failover_is_followed_and_no_replicated_job_is_lost(service, watched):
+def killed(watched):
+    os.kill(watched.master.pid, signal.SIGKILL)
+
+
+def planned(watched):
+    """As for maintenance: the master lives on as a replica, and unblocks who waits on it with an error."""
+    with redis.Redis(port=watched.sentinel_port) as sentinel:
+        sentinel.execute_command("SENTINEL", "FAILOVER", "main")
+
+
+@pytest.mark.parametrize("failover", [killed, planned])
+async def test_a_failover_is_followed_and_no_replicated_job_is_lost(service, watched, failover):
     with redis.Redis(port=watched.master_port) as master:
         ids = await service.submit_many((f"state {i}" for i in range(50)), wake=False)
         assert master.wait(1, 2_000) == 1  # the replica has them
-    service.start_worker("question_ms=10", max_batch_questions=4)
+    worker = service.start_worker("question_ms=10", max_batch_questions=4)
     await service.ready()
     await service.running(ids[0])
-    os.kill(watched.master.pid, signal.SIGKILL)
+    failover(watched)
     jobs = await service.finish_all(ids)
     assert {job.status for job in jobs} == {"succeeded"}
     async with asyncio.timeout(20):
         job_id = await service.submit("after the failover")
         assert (await service.finish(job_id)).status == "succeeded"
+    assert worker.alive()
