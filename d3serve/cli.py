@@ -16,6 +16,7 @@ from d3serve.descriptors import raise_descriptor_limit
 from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.local import run_apis, running
 from d3serve.logs import configure_logging, write_or_lose
+from d3serve.operate import operate
 from d3serve.settings import Settings
 from d3serve.store.connect import server_of
 from d3serve.surroundings import leave_start_folder, tidy_environment
@@ -32,6 +33,8 @@ console = messages()
 TABLE_WIDTH = 100  # at least, whatever the terminal's: a checkpoint's name cut to fit cannot be pulled
 INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
 DEFAULT_URL = "http://127.0.0.1:8000"
+
+app.add_typer(operate, name="jobs")
 
 Model = Annotated[str | None, typer.Option(help="Local folder or Hub id of the checkpoint.")]
 Revision = Annotated[str | None, typer.Option(help="Hub revision of the checkpoint.")]

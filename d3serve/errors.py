@@ -23,7 +23,8 @@
     │   │   └── UnsupportedModality  422 unsupported_modality
     │   ├── IdempotencyKeyReused     422 idempotency_key_reused
     │   ├── RateLimited              429 rate_limited    (retryable)
-    │   └── QueueFull                429 queue_full      (retryable)
+    │   ├── QueueFull                429 queue_full      (retryable)
+    │   └── QuotaExceeded            429 quota_exceeded  (retryable)
     ├── ServiceError                 the server's side: 5xx
     │   ├── InternalError            500 internal_error
     │   ├── InvalidModelOutput       500 invalid_model_output
@@ -220,6 +221,14 @@ class QueueFull(RequestError):
     """The queue holds as many jobs, or bytes, as it may."""
 
     code = "queue_full"
+    http_status = 429
+    retryable = True
+
+
+class QuotaExceeded(RequestError):
+    """The tenant has as many jobs waiting, or bytes kept, as one may; `details` names limit and use."""
+
+    code = "quota_exceeded"
     http_status = 429
     retryable = True
 

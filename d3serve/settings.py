@@ -143,6 +143,17 @@ class Settings(BaseSettings):
     max_queued_bytes: int = Field(
         default=2**30, ge=2**20, description="Bytes of states and questions that may wait; more get 429."
     )
+    max_queued_jobs_per_tenant: int = Field(
+        default=50_000,
+        ge=1,
+        description="Jobs of one tenant that may wait, so that none fills the queue; more get 429.",
+    )
+    max_kept_bytes_per_tenant: int = Field(
+        default=2**30,
+        ge=2**20,
+        description="Bytes of one tenant's jobs, waiting or ended, in Redis and in files of states, so that none fills "
+        "either; more get 429. Half of the embedded broker's memory.",
+    )
     broker_max_memory_bytes: int = Field(
         default=2 * 2**30, ge=2**24, description="Memory of the embedded broker; a full one refuses new jobs."
     )

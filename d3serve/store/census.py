@@ -89,6 +89,13 @@ class Census:
             crowd = self._crowds[lane] = Crowd(tokens, average, time.monotonic() + SPEED_AGE_S)
         return crowd
 
+    async def waiting_tokens(self, tenant: str | None) -> int:
+        """The tokens that wait in all lanes: of one tenant, or of all."""
+        crowds = [await self._crowd_of(lane) for lane in LANES]
+        return sum(
+            count for crowd in crowds for name, count in crowd.tokens.items() if tenant in (None, name)
+        )
+
     async def stats(self) -> QueueStats:
         """The queue as it is now."""
         workers, now = await self.workers(), await self.now_ms()

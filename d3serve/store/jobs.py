@@ -15,7 +15,6 @@ from d3serve.errors import (
     JobExpired,
     JobNotFinished,
     JobNotFound,
-    QueueFull,
     ShuttingDown,
     StorageUnavailable,
 )
@@ -24,7 +23,9 @@ from d3serve.settings import Settings
 from d3serve.store.census import LANES, Census
 from d3serve.store.connect import AsyncClient, close_async, open_async, storage_errors
 from d3serve.store.encode import EncodedJob, encode_job
+from d3serve.store.erasure import Eraser
 from d3serve.store.keys import Keys
+from d3serve.store.limits import Limits
 from d3serve.store.listing import Filters, page
 from d3serve.store.lua import Argument, ScriptName, run_script_async
 from d3serve.store.memory import MemoryGuard
@@ -50,6 +51,7 @@ class JobStore:
         self._census = Census(client, self._key)
         self._memory = MemoryGuard(client)
         self._states = LargeStates(client, self._key, settings.state_dir)
+        self._eraser = Eraser(client, self._key)
         self._dispatcher = Dispatcher(client, self._key("done"))
 
     @classmethod
@@ -80,6 +82,10 @@ class JobStore:
         """Let everybody who waits for a job go, now and from now on: the process has been told to stop."""
         self._dispatcher.release()
 
+    @property
+    def _limits(self) -> Limits:
+        return Limits(self._settings, self._census)
+
     # --- changing jobs -----------------------------------------------------------------------------
 
     async def submit(
@@ -103,6 +109,7 @@ class JobStore:
         Raises:
             IdempotencyKeyReused: the key came before with another fingerprint.
             QueueFull: as many jobs, or bytes, wait as may; `details["retry_after_s"]` is a guess.
+            QuotaExceeded: of this tenant as many jobs wait, or bytes are kept, as may.
             StorageUnavailable: also before Redis is quite full.
         """
         job = encode_job(self._settings, request, tenant=tenant, revision=revision, traceparent=traceparent)
@@ -114,13 +121,13 @@ class JobStore:
             answer = await self._states.submit(job, lambda state: self._run(
                 "submit", job_id, job.group, job.lane, tenant, state, len(job.state), job.questions,
                 job.rank_offset_ms, job.expires_ms, idem, fingerprint, 1000 * idem_ttl_s,
-                self._settings.max_queued_jobs, self._settings.max_queued_bytes,
+                *self._limits.arguments,
                 *(part for field in job.fields.items() for part in field),
             ))  # fmt: skip
         if answer[0] == "reused":
             raise IdempotencyKeyReused("this Idempotency-Key came before with another body")
-        if answer[0] == "full":
-            raise await self._queue_full(int(answer[1]))
+        if answer[0] in ("full", "quota"):
+            raise await self._limits.refusal(tenant, *answer)
         return _submitted(answer, fresh=(request, tenant, job))
 
     async def send_wake(self, lane: Lane) -> None:
@@ -196,10 +203,13 @@ class JobStore:
         return count, max(left_ms, 0) / 1000
 
     async def sweep(self) -> None:
-        """End overdue jobs and free dead leases, as workers do while one lives; remove states that nobody needs."""
+        """Do what nobody asks for: end overdue jobs and free dead leases, as workers do while one lives; remove states
+        that nobody needs, and erased texts from the append-only file.
+        """
         with storage_errors():
             *_, wakes = await self._run("reap", *LANES)
             await self._states.sweep()
+            await self._eraser.sweep()
         for lane in wakes:
             await self.send_wake(lane)
 
@@ -351,15 +361,6 @@ class JobStore:
         raise JobExpired(
             f"job {job_id} and its result are no longer kept", details={"expired_at": int(expired_ms) / 1000}
         )
-
-    async def _queue_full(self, jobs: int) -> QueueFull:
-        """Say when there may be room: a tenth of the queue's time, within a minute."""
-        with storage_errors():
-            stats = await self._census.stats()
-        tokens = sum(lane.queued_tokens for lane in stats.lanes.values())
-        guess = tokens / stats.tokens_per_s / 10 if stats.tokens_per_s else 10.0
-        after = round(min(60.0, max(1.0, guess)))
-        return QueueFull(f"{jobs} jobs wait already", details={"retry_after_s": after, "queued_jobs": jobs})
 
 
 def _digest(text: str) -> str:

@@ -7,7 +7,7 @@ slot, so that one script may touch all of it. Times inside values are millisecon
 from typing import Literal, NamedTuple
 
 KeyName = Literal[
-    "job", "body", "res", "gone", "idem", "jobs", "callers", "rate",
+    "job", "body", "res", "gone", "idem", "jobs", "kept", "holds", "erased", "callers", "rate",
     "st", "need", "grp", "pend", "own", "warm",
     "queued", "line", "load", "waiting", "ready", "share", "ring", "pace", "wake", "mq",
     "lease", "leasejobs", "leasegrps", "leases", "deadlines",
@@ -38,8 +38,13 @@ TABLE: dict[KeyName, Key] = {
                 "commit free cancel delete", "API (410, not 404)"),
     "idem": Key("idem:", "string", "'<job id> <fingerprint>' of an Idempotency-Key (hashed with its tenant)",
                 "idempotency TTL", "submit", "submit"),
-    "jobs": Key("jobs:", "zset", "job ids of a <tenant> by creation", "dead ids trimmed by submit", "submit",
-                "API (list)"),
+    "jobs": Key("jobs:", "zset", "job ids of a <tenant> by creation, to the microsecond", "an id goes with its job",
+                "submit reap delete", "API (list)"),
+    "kept": Key("kept", "hash", "bytes kept for each tenant: the sum of its `holds`", "-", "hold let_go", "submit"),
+    "holds": Key("holds", "zset", "'<job id or group> <bytes> <tenant>' by until when it is kept", "-",
+                 "hold let_go", "reap"),
+    "erased": Key("erased", "string", "since when erased texts stand in the append-only file", "until it is rewritten",
+                  "delete", "sweep"),
     "callers": Key("callers:", "string", "how many synchronous calls wait for job <id>", "2 min", "API (join)",
                    "API (callers)"),
     "rate": Key("rate:", "string", "requests of API key <id> in this minute", "1 min", "API", "API"),
@@ -73,7 +78,7 @@ TABLE: dict[KeyName, Key] = {
     "wake": Key("wake:", "string", "a wake-up of <lane> is out", "2 s", "submit free reap", "the same scripts"),
     "mq": Key("mq:wake.", "list", "wake-ups of <lane>", "-", "Celery", "Celery, reap (is one waiting?)"),
     # the lease
-    "lease": Key("lease:", "hash", "<lease>: worker, pid, lane", "deleted by free", "claim", "free"),
+    "lease": Key("lease:", "hash", "<lease>: worker, pid, lane, ms", "deleted by free", "claim", "free"),
     "leasejobs": Key("leasejobs:", "set", "job ids under <lease>", "deleted by free", "claim more", "free"),
     "leasegrps": Key("leasegrps:", "set", "groups under <lease>", "deleted by free", "claim", "more free"),
     "leases": Key("leases", "zset", "leases by when they run out", "-", "claim renew", "reap"),

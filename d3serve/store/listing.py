@@ -1,5 +1,6 @@
 """Pages through a tenant's jobs, newest first, stable while new jobs arrive."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,20 +23,21 @@ class Filters:
     created_after: float | None = None
     metadata: Mapping[str, str] | None = None
 
-    def match(self, job: JobRecord) -> bool:
-        """Whether the job is wanted (its age has been looked at before)."""
+    def match(self, status: str | None, model: str | None, metadata: str | None) -> bool:
+        """Whether a job with these fields is wanted; one that is gone has none (its age has been looked at before)."""
         return (
-            (self.status is None or job.status == self.status)
-            and (self.model is None or job.request["model"] == self.model)
-            and all(job.metadata.get(name) == value for name, value in (self.metadata or {}).items())
+            status is not None
+            and self.status in (None, status)
+            and self.model in (None, model)
+            and (not self.metadata or self.metadata.items() <= json.loads(metadata or "{}").items())
         )
 
 
 @dataclass(frozen=True)
 class Place:
-    """A place between two jobs: after the job `job_id`, created at `created_ms`."""
+    """A place between two jobs: after the job `job_id`, created at `created_us`, in microseconds."""
 
-    created_ms: int
+    created_us: int
     job_id: str
 
     @classmethod
@@ -46,12 +48,17 @@ class Place:
             InvalidRequest: it is not one of ours.
         """
         created, _, job_id = cursor.partition(".")
-        if not (created.isdecimal() and created.isascii() and len(created) < 16 and job_id):
+        if not (created.isdecimal() and created.isascii() and len(created) <= 16 and job_id):
             raise InvalidRequest("this cursor is not one that we gave out", field="cursor")
         return cls(int(created), job_id)
 
+    @property
+    def score(self) -> str:
+        """As Redis has it, exactly: milliseconds with three decimals."""
+        return f"{self.created_us // 1000}.{self.created_us % 1000:03d}"
+
     def __str__(self) -> str:
-        return f"{self.created_ms}.{self.job_id}"
+        return f"{self.created_us}.{self.job_id}"
 
 
 async def page(
@@ -61,24 +68,24 @@ async def page(
     place = Place.parse(cursor) if cursor else None
     found: list[JobRecord] = []
     for _ in range(SCAN // BATCH):
-        rows = await _batch(client, keys, tenant, filters.created_after, place)
-        for created_ms, job_id, row in rows:
-            place = Place(created_ms, job_id)
-            if row and filters.match(job := JobRecord.from_hash(job_id, row)):
-                found.append(job)
-                if len(found) == limit:
-                    return JobPage(tuple(found), str(place))
-        if len(rows) < BATCH:
+        places = await _batch(client, keys, tenant, filters.created_after, place)
+        wanted = (await _matching(client, keys, filters, places))[: limit - len(found)]
+        found += await _read(client, keys, wanted)
+        if wanted and len(found) == limit:
+            return JobPage(tuple(found), str(wanted[-1]))
+        if len(places) < BATCH:
             return JobPage(tuple(found), None)
+        place = places[-1]
     return JobPage(tuple(found), str(place))
 
 
 async def _batch(
     client: AsyncClient, keys: Keys, tenant: str, created_after: float | None, place: Place | None
-) -> list[tuple[int, str, dict[str, str]]]:
-    """The next jobs after a place; jobs of one millisecond stand in reverse order of their ids."""
-    oldest = "-inf" if created_after is None else f"({round(created_after * 1000)}"
-    newest = "+inf" if place is None else str(place.created_ms)
+) -> list[Place]:
+    """The next jobs after a place; jobs of one microsecond stand in reverse order of their ids."""
+    # Jobs show their age in whole milliseconds.
+    oldest = "-inf" if created_after is None else f"({round(created_after * 1000)}.999"
+    newest = "+inf" if place is None else place.score
     skip = 0
     if place is not None:
         same = await client.zrevrangebyscore(keys("jobs", tenant), newest, newest)
@@ -86,8 +93,22 @@ async def _batch(
     pairs = await client.zrevrangebyscore(
         keys("jobs", tenant), newest, oldest, start=skip, num=BATCH, withscores=True
     )
+    return [Place(round(score * 1000), job_id) for job_id, score in pairs]
+
+
+async def _matching(client: AsyncClient, keys: Keys, filters: Filters, places: list[Place]) -> list[Place]:
+    """Those of the jobs that match; only what the filters ask for is read."""
     async with client.pipeline(transaction=False) as pipe:
-        for job_id, _ in pairs:
-            pipe.hgetall(keys("job", job_id))
+        for place in places:
+            pipe.hmget(keys("job", place.job_id), "status", "model", "metadata")
+        told = await pipe.execute()
+    return [place for place, row in zip(places, told, strict=True) if filters.match(*row)]
+
+
+async def _read(client: AsyncClient, keys: Keys, places: list[Place]) -> list[JobRecord]:
+    """The jobs; one that has gone meanwhile is left out."""
+    async with client.pipeline(transaction=False) as pipe:
+        for place in places:
+            pipe.hgetall(keys("job", place.job_id))
         rows = await pipe.execute()
-    return [(int(score), job_id, row) for (job_id, score), row in zip(pairs, rows, strict=True)]
+    return [JobRecord.from_hash(place.job_id, row) for place, row in zip(places, rows, strict=True) if row]

@@ -6,9 +6,11 @@ that reference stands, which the scripts see to as they do for any state. A swee
 """
 
 import asyncio
+import errno
 import os
 import re
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -28,6 +30,9 @@ from d3serve.store.lua import run_script_async
 LARGE_BYTES: Final = 256 * 2**10  # smaller ones are cheaper to send than to ask for: docs/adr/0006
 GRACE_S: Final = 120.0  # a submission is refused or written long before its file is this old
 SWEEP_EVERY_S: Final = 30.0
+FREE_BYTES: Final = (
+    64 * 2**20
+)  # left for whoever else writes there: the embedded broker's file may be on this disk
 REFERENCE: Final = "@"  # no stored state begins with it
 # What Redis says becomes a path only if it is one that we write: others may write to Redis too.
 FOLDER: Final = re.compile(r"[0-9a-f]{16}")
@@ -105,6 +110,8 @@ class StateFolder:
     def _write(self, path: Path, state: bytes) -> None:
         try:
             make_private(path.parent)
+            if shutil.disk_usage(path.parent).free < len(state) + FREE_BYTES:
+                raise OSError(errno.ENOSPC, "the disk is nearly full")
             with open(path, "xb", opener=opener) as file:
                 file.write(state)
                 file.flush()

@@ -378,7 +378,20 @@ class TestReading:
             for job in turn.jobs:
                 worker.succeed(turn.lease, job.id, make_response())
             worker.free(turn.lease, "back")
-        kept = {"job", "res", "gone", "jobs", "finished", "work", "load", "wake", "ring", "pace"}
+        kept = {
+            "job",
+            "res",
+            "gone",
+            "jobs",
+            "finished",
+            "work",
+            "load",
+            "wake",
+            "ring",
+            "pace",
+            "kept",
+            "holds",
+        }
         names = {name.removeprefix(table.key("job")[:-4]).split(":")[0] for name in table.redis.keys("*")}
         assert names <= kept
         assert all(

@@ -8,7 +8,7 @@ from d3serve.schemas import JobError
 pytestmark = pytest.mark.anyio
 BROKEN = JobError(code="internal_error", message="broken")
 # Kept for as long as there are tenants, lanes and workers; each is bounded by what lives.
-FOR_GOOD = {"jobs", "finished", "work", "load", "workers", "ring", "pace"}
+FOR_GOOD = {"jobs", "finished", "work", "load", "workers", "ring", "pace", "kept", "holds", "erased"}
 
 
 def kept_for_ever(table):
@@ -33,7 +33,7 @@ class TestEnds:
         "redis.call('SET', K('res', id), text)",
     )
     @pytest.mark.sabotage("commit", "redis.call('PEXPIRE', job, j.ttl_ms)", "")
-    @pytest.mark.sabotage("commit", "redis.call('PEXPIRE', K('body', id), j.ttl_ms)", "")
+    @pytest.mark.sabotage("commit", "redis.call('PEXPIRE', K('body', id), int(input_ms))", "")
     @pytest.mark.sabotage("commit", "redis.call('PEXPIREAT', st, int(tonumber(last[2])))", "")
     @pytest.mark.sabotage("commit", "redis.call('PEXPIREAT', need, int(tonumber(last[2])))", "")
     @pytest.mark.sabotage("commit", "tenant, 'PX', int(ttl_ms))", "tenant)")

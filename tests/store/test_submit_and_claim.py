@@ -87,7 +87,7 @@ class TestSubmit:
         assert job.state == json.dumps(sent["state"], ensure_ascii=False, separators=(",", ":"))
         assert job.questions == json.dumps(sent["questions"], ensure_ascii=False, separators=(",", ":"))
 
-    @pytest.mark.sabotage("commit", "release_state(j.group, id, nil)", "")
+    @pytest.mark.sabotage("commit", "release_state(j.group, id, j.tenant, nil)", "")
     async def test_one_state_is_stored_once_and_leaves_with_its_last_reader(self, table, make_response):
         ids = [await table.submit("same") for _ in range(3)]
         assert len(table.redis.keys(table.key("st", "*"))) == 1

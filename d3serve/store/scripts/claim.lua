@@ -256,7 +256,7 @@ local order, contended = lanes_in_order(crew)
 for _, lane in ipairs(order) do
   fill(lane, crew)
   if #turn > 0 then
-    redis.call('HSET', K('lease', lease), 'worker', worker, 'pid', pid, 'lane', lane)
+    redis.call('HSET', K('lease', lease), 'worker', worker, 'pid', pid, 'lane', lane, 'ms', lease_ms)
     redis.call('ZADD', K('leases'), int(now + lease_ms), lease)
     if contended then
       redis.call('HINCRBY', K('pace'), lane == 'offline' and 'overdue' or 'beside', int(math.min(tokens, max_tokens)))

@@ -2,7 +2,7 @@
 -- Of a job that has expired the deliveries are left to erase. ARGV: id, tenant. Answers {1}, {-1} or {0, status}.
 local id = ARGV[1]
 drain()
-local j = read(id, 'status', 'tenant', 'group', 'tomb_ms')
+local j = read(id, 'status', 'tenant', 'group', 'tomb_ms', 'kept', 'idem')
 if j.tenant ~= ARGV[2] then
   local owner = string.match(redis.call('GET', K('gone', id)) or '', '^%S+ (.*)$')
   if not j.tenant and owner == ARGV[2] then
@@ -17,7 +17,12 @@ elseif j.status == 'queued' then
 end
 redis.call('DEL', K('job', id), K('body', id), K('res', id))
 redis.call('ZREM', K('jobs', j.tenant), id)
-release_state(j.group, id, nil)
+release_state(j.group, id, j.tenant, nil)
+let_go(id, j.tenant, j.kept or 0)
+if (j.idem or '') ~= '' and string.match(redis.call('GET', K('idem', j.idem)) or '', '^%S+') == id then
+  redis.call('DEL', K('idem', j.idem))
+end
+redis.call('SET', K('erased'), int(now_ms()), 'NX')
 erase_events(id)
 bury(id, j.tenant, now_ms(), j.tomb_ms)
 tell(id, 'deleted')

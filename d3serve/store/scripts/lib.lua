@@ -3,6 +3,9 @@
 
 local FOREVER = 9e15
 local WAKE_MS = 2000
+local INPUT_MS = 24 * 3600 * 1000 -- how long a job that did not succeed can be retried, if it is kept for so long
+local CANCELED_INPUT_MS = 3600 * 1000
+local RECORD_BYTES = 1024 -- what a job takes in Redis beside its texts, on the safe side
 
 -- Milliseconds, and microseconds as their fraction, so that no two jobs are of one age.
 local function now_fine()
@@ -153,9 +156,47 @@ local function dequeue(id)
   redis.call('ZREM', K('deadlines'), id)
 end
 
+-- What a tenant keeps in bytes: `kept` is the sum of its entries in `holds`, and each entry is counted in and out
+-- exactly once, because Redis says whether it was there.
+local function entry(what, tenant, bytes)
+  return what .. ' ' .. int(bytes) .. ' ' .. tenant
+end
+
+-- Counts something as kept until then; again for the same thing only moves the time.
+local function hold(what, tenant, bytes, till)
+  if redis.call('ZADD', K('holds'), int(till), entry(what, tenant, bytes)) == 1 then
+    redis.call('HINCRBY', K('kept'), tenant, int(bytes))
+  end
+end
+
+local function let_go(what, tenant, bytes)
+  if redis.call('ZREM', K('holds'), entry(what, tenant, bytes)) == 1
+    and redis.call('HINCRBY', K('kept'), tenant, int(-bytes)) <= 0 then
+    redis.call('HDEL', K('kept'), tenant)
+  end
+end
+
+-- A job's entry grows and shrinks with what is kept of it.
+local function hold_job(id, tenant, bytes, till)
+  local before = redis.call('HGET', K('job', id), 'kept')
+  if before and tonumber(before) ~= bytes then
+    let_go(id, tenant, before)
+  end
+  redis.call('HSET', K('job', id), 'kept', int(bytes))
+  hold(id, tenant, bytes, till)
+end
+
+local function state_bytes_of(group)
+  local st = K('st', group)
+  if redis.call('GETRANGE', st, 0, 0) == '@' then
+    return tonumber(string.match(redis.call('GET', st), ' (%d+)$') or 0)
+  end
+  return redis.call('STRLEN', st)
+end
+
 -- The state lives as long as the last job that may still read it; `till` nil: this job never will.
 -- Jobs that no longer may are dropped here: the key of a state that is always wanted never expires as a whole.
-local function release_state(group, id, till)
+local function release_state(group, id, tenant, till)
   local need, st = K('need', group), K('st', group)
   redis.call('ZREMRANGEBYSCORE', need, '-inf', int(now_ms()))
   if till then
@@ -165,8 +206,10 @@ local function release_state(group, id, till)
   end
   local last = redis.call('ZRANGE', need, -1, -1, 'WITHSCORES')
   if not last[1] then
+    let_go(group, tenant, state_bytes_of(group))
     redis.call('DEL', st, need)
   elseif tonumber(last[2]) < FOREVER then
+    hold(group, tenant, state_bytes_of(group), tonumber(last[2]))
     redis.call('PEXPIREAT', st, int(tonumber(last[2])))
     redis.call('PEXPIREAT', need, int(tonumber(last[2])))
   end
@@ -181,7 +224,7 @@ local post_event -- in events.lua, which comes next
 -- The only way into a final status: TTLs, tombstone, counters, outbox and waiters in the same step.
 local function finish(id, status, now, error_json)
   local job = K('job', id)
-  local j = read(id, 'group', 'tenant', 'ttl_ms', 'tomb_ms', 'lease')
+  local j = read(id, 'group', 'tenant', 'ttl_ms', 'tomb_ms', 'lease', 'record')
   local expires = now + j.ttl_ms
   redis.call('HSET', job, 'status', status, 'finished', int(now), 'expires', int(expires))
   if error_json then
@@ -192,10 +235,13 @@ local function finish(id, status, now, error_json)
   redis.call('ZREM', K('deadlines'), id)
   if status == 'succeeded' then
     redis.call('DEL', K('body', id))
-    release_state(j.group, id, nil)
+    release_state(j.group, id, j.tenant, nil)
+    hold_job(id, j.tenant, (j.record or 0) + redis.call('STRLEN', K('res', id)), expires)
   else
-    redis.call('PEXPIRE', K('body', id), j.ttl_ms)
-    release_state(j.group, id, expires)
+    local input_ms = math.min(j.ttl_ms, status == 'canceled' and CANCELED_INPUT_MS or INPUT_MS)
+    redis.call('PEXPIRE', K('body', id), int(input_ms))
+    release_state(j.group, id, j.tenant, now + input_ms)
+    hold_job(id, j.tenant, (j.record or 0) + redis.call('STRLEN', K('body', id)), now + input_ms)
   end
   if j.lease then
     redis.call('SREM', K('leasejobs', j.lease), id)

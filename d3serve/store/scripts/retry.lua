@@ -2,7 +2,7 @@
 -- Answers {'new', id, wake 0/1, lane, ''}, {'unknown'}, {'gone'} (its input) or {status} when that forbids it.
 local id = ARGV[1]
 local job = K('job', id)
-local j = read(id, 'status', 'tenant', 'group', 'lane')
+local j = read(id, 'status', 'tenant', 'group', 'lane', 'record')
 if j.tenant ~= ARGV[2] then
   return {'unknown'}
 elseif j.status ~= 'failed' and j.status ~= 'canceled' and j.status ~= 'expired' then
@@ -17,6 +17,8 @@ redis.call('PERSIST', K('body', id))
 redis.call('PERSIST', K('st', j.group))
 redis.call('PERSIST', K('need', j.group))
 redis.call('ZADD', K('need', j.group), int(FOREVER), id)
+hold(j.group, j.tenant, state_bytes_of(j.group), FOREVER)
+hold_job(id, j.tenant, (j.record or 0) + redis.call('STRLEN', K('body', id)), FOREVER)
 redis.call('DEL', K('gone', id))
 enqueue(id)
 place(j.group)
