@@ -19,9 +19,9 @@ SYSTEM = (
 
 
 class Oracle:
-    """Probabilities of a package, computed in FP32 with eager attention, a dense mask and no cache."""
+    """Probabilities of a package, computed in `dtype` with eager attention, a dense mask and no cache."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         self.decision = json.loads((folder / "decision_config.json").read_text())
         self.tokenizer = AutoTokenizer.from_pretrained(str(folder))
         config = Qwen3_5Config.from_pretrained(str(folder), attn_implementation="eager")
@@ -31,6 +31,8 @@ class Oracle:
         )
         assert not unexpected
         assert all(name.startswith("visual.") for name in missing)
+        self.dtype = dtype
+        self.model.to(dtype)
         self.readout = load_file(folder / "readout.safetensors")["weight"]
         self._known: dict[str, list[float]] = {}
 
@@ -45,13 +47,17 @@ class Oracle:
         ids, state_tokens = self.encode(state, question)
         n = len(ids)
         mask = self.mask(n, state_tokens)
-        additive = torch.zeros(n, n).masked_fill(~mask, torch.finfo(torch.float32).min)[None, None]
-        hidden = self.model(
-            inputs_embeds=self.model.get_input_embeddings()(torch.tensor([ids])),
-            position_ids=torch.arange(n).view(1, 1, n).expand(4, 1, n),
-            attention_mask={"full_attention": additive, "linear_attention": None},
-            use_cache=False,
-        ).last_hidden_state[0, -1]
+        additive = torch.zeros(n, n, dtype=self.dtype).masked_fill(~mask, torch.finfo(self.dtype).min)
+        hidden = (
+            self.model(
+                inputs_embeds=self.model.get_input_embeddings()(torch.tensor([ids])),
+                position_ids=torch.arange(n).view(1, 1, n).expand(4, 1, n),
+                attention_mask={"full_attention": additive[None, None], "linear_attention": None},
+                use_cache=False,
+            )
+            .last_hidden_state[0, -1]
+            .float()
+        )
         options = len(option_lines(question))
         logits = self.readout[:options] @ hidden / self.decision["temperature"]
         values = logits.softmax(dim=-1).tolist()
