@@ -46,7 +46,7 @@ class Names:
             raise NotNow(wait_s)
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                return await asyncio.shield(self._start(tenant, host, port))
+                return await self._start(tenant, host, port)
         except TimeoutError:
             self._slow = {name: until for name, until in self._slow.items() if until > now}
             self._slow[tenant, host] = now + TIMEOUT_S + SLOW_S
@@ -61,9 +61,10 @@ class Names:
         def end(found: list[str] | OSError) -> None:
             self._running[tenant] -= 1
             self._running += Counter()  # forgets who has none
+            if answer.cancelled():
+                return
             if isinstance(found, OSError):
                 answer.set_exception(found)
-                answer.exception()  # seen, also where nobody waits any more
             else:
                 answer.set_result(found)
 

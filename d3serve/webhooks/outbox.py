@@ -235,7 +235,7 @@ class HookStore:
 
     async def settle(self, delivery: Delivery, *, was: DeliveryState = "pending") -> bool:
         """Write what became of a delivery that was in the state `was`; False when it no longer is, as after DELETE."""
-        due = "" if delivery.next_try_at is None else round(delivery.next_try_at * 1000)
+        due = "" if delivery.next_try_at is None else int(delivery.next_try_at * 1000)  # "now" is due now
         tries = json.dumps([asdict(one) for one in delivery.tries])
         with storage_errors():
             return bool(await run_script_async(
