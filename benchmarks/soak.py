@@ -44,7 +44,7 @@ QUESTIONS = {
     "team": {"type": "choice", "criteria": {"billing": "money", "support": None}, "instructions": "Who?"},
 }
 LARGE = "The parcel came late. " * 14_000  # enough bytes to be kept in a file
-LONG = "The parcel came late. " * 500
+LONG = "The parcel came late. " * 150
 Sample = tuple[
     float, dict[str, dict[str, float]]
 ]  # seconds since the start, and what was read of each process
@@ -260,13 +260,9 @@ def sample(root: int, broker: redis.Redis) -> dict[str, dict[str, float]]:
                 "sockets": sum(link.startswith("socket:") for link in links),
             }
     info: Any = broker.info()
-    rows["redis"] = {
-        "rss_mib": round(info["used_memory"] / MIB, 2),
-        "descriptors": sum(
-            info.get(f"db{n}", {}).get("keys", 0) for n in range(16)
-        ),  # keys, in the table's column
-        "sockets": info["connected_clients"],
-    }
+    keys = sum(info.get(f"db{number}", {}).get("keys", 0) for number in range(16))
+    used_mib = round(info["used_memory"] / MIB, 2)
+    rows["redis"] = {"rss_mib": used_mib, "descriptors": keys, "sockets": info["connected_clients"]}
     return rows
 
 
@@ -303,8 +299,11 @@ def report(load: Load, samples: list[Sample]) -> dict[str, Any]:
         cells = "".join(f"{nearest(series['rss_mib'], minute * 60):9.1f}" for minute in shown)
         last = f"{series['descriptors'][-1][1]:g}/{series['sockets'][-1][1]:g}"
         words = "level" if all(ok for ok, _ in flat.values()) else "GROWS"
+        if name == "redis":
+            words = (
+                "used memory, keys/clients: deliveries are kept for 7 days, answers of calls for 10 minutes"
+            )
         print(f"{name:24}{cells}   {last:10} {flat['rss_mib'][1]:+6.1f} {words}")
-    print("redis: keys for descriptors; deliveries are kept for 7 days, and rise for as long")
     latencies = latency_table(load, end)
     came, tries = len(Receiver.ids), sum(Receiver.ids.values())
     print(f"\nwebhooks: {load.hooked} due, {came} came, {tries} tries; wrong: {dict(load.wrong)}")
