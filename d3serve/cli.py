@@ -31,7 +31,6 @@ app = typer.Typer(
 )
 console = messages()
 TABLE_WIDTH = 100  # at least, whatever the terminal's: a checkpoint's name cut to fit cannot be pulled
-INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 app.add_typer(operate, name="jobs")
@@ -241,10 +240,7 @@ def submit(
     from d3serve.bulk import submit_file
 
     key = _key(api_key, api_key_file)
-    try:
-        failed = submit_file(requests, out, url=url, api_key=key, at_once=at_once, console=console)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+    failed = submit_file(requests, out, url=url, api_key=key, at_once=at_once, console=console)
     raise typer.Exit(1 if failed else 0)
 
 

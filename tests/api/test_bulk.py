@@ -319,10 +319,11 @@ def end(client, worker, job, way):
 def test_a_line_whose_job_did_not_succeed_is_asked_again(way, row_kept, good, service, worker, take_turns):
     text = json.dumps({"state": "x", "questions": {"q": NOUL}, "job": {"expires_in_s": 1}})
     good[0].write_text(text if way == "expired" else text.replace(', "job": {"expires_in_s": 1}', ""))
-    (line,) = read_lines(good[0]).values()
+    (line,), made = read_lines(good[0]).values(), []
     with Client(service) as client:
         for key in (f"submit-{line.digest}", f"submit-{line.digest}-1"):  # twice in a row
             job = client.submit_body(line.body, idempotency_key=key)
+            made.append(job.id)
             end(client, worker, job, way)
             if "erased" not in way and way != "state_lost":
                 break
@@ -332,6 +333,8 @@ def test_a_line_whose_job_did_not_succeed_is_asked_again(way, row_kept, good, se
     with take_turns():
         assert run(good, service) == 0
     assert statuses(good) == {1: "succeeded"}
+    if way == "state_lost":
+        assert rows(good)[1]["id"] not in made, "a lost state is there again only if it is sent again"
 
 
 def test_two_at_once_on_one_output_are_refused(good, service, take_turns):

@@ -61,7 +61,8 @@ def server() -> Iterator[str]:
 
 def run(*arguments: str, stdout: Any = subprocess.PIPE, stderr: Any = subprocess.PIPE, **env: str) -> Any:
     command = [sys.executable, "-m", "d3serve", *arguments]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("D3SERVE_")}
+    # Unbuffered, nothing would be left to be written when the process ends.
+    clean = {n: v for n, v in os.environ.items() if not n.startswith("D3SERVE_") and n != "PYTHONUNBUFFERED"}
     return subprocess.run(command, stdout=stdout, stderr=stderr, check=False, timeout=60, env=clean | env)
 
 
