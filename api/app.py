@@ -16,11 +16,12 @@ from d3serve.api.budget import BodyBudget
 from d3serve.api.calls import Calls
 from d3serve.api.dependencies import Parts
 from d3serve.api.edge import Edge, HTTPMetrics
+from d3serve.api.intake import Intake
 from d3serve.api.openapi import describe
 from d3serve.api.page_guard import refuse_web_pages
 from d3serve.api.problems import problem, problem_response
 from d3serve.api.served import ServedModels
-from d3serve.api_keys import make_key_ring
+from d3serve.api_keys import KeyRing, make_key_ring
 from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.settings import Settings
 from d3serve.store.jobs import JobStore
@@ -44,18 +45,7 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        hooks = HookStore.open(settings)
-        async with (
-            contextlib.aclosing(hooks),
-            open_store(settings) as store,
-            Background(store) as background,
-        ):
-            served, calls = ServedModels(store, settings), Calls()
-            app.state.parts = Parts(
-                settings, store, served, background, keys, hooks, egress, calls, BodyBudget.of(settings)
-            )
-            if keys is not None:
-                background.keep(calls.watch(keys))
+        async with _running(settings, keys, egress, open_store) as app.state.parts:
             yield
 
     app = FastAPI(
@@ -77,6 +67,29 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
     app.include_router(routes_service.router)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
+
+
+@contextlib.asynccontextmanager
+async def _running(
+    settings: Settings,
+    keys: KeyRing | None,
+    egress: EgressPolicy,
+    open_store: Callable[[Settings], JobStore],
+) -> AsyncIterator[Parts]:
+    """The parts of the process, which end with the block."""
+    calls = Calls()
+    async with (
+        contextlib.aclosing(HookStore.open(settings)) as hooks,
+        open_store(settings) as store,
+        Background(store) as background,
+    ):
+        if keys is not None:
+            background.keep(calls.watch(keys))
+        with contextlib.closing(Intake(settings)) as intake:
+            yield Parts(
+                settings, store, ServedModels(store, settings), background, keys, hooks, egress, calls,
+                BodyBudget.of(settings), intake,
+            )  # fmt: skip
 
 
 def _refuse(request: Request, error: Exception) -> Response:

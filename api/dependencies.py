@@ -1,17 +1,15 @@
 """What routes ask for: the process's parts, and who is calling with which preferences."""
 
-import hashlib
-import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import Depends, Request
 
 from d3serve.api.background import Background
 from d3serve.api.budget import BodyBudget
 from d3serve.api.calls import Calls
+from d3serve.api.intake import Intake
 from d3serve.api.served import ServedModels
 from d3serve.api_keys import KeyRing
 from d3serve.errors import InvalidRequest
@@ -38,6 +36,7 @@ class Parts:
     egress: EgressPolicy
     calls: Calls
     body_budget: BodyBudget
+    intake: Intake
 
 
 async def parts(request: Request) -> Parts:
@@ -89,12 +88,6 @@ def _idempotency_key(header: str | None) -> str | None:
             "Idempotency-Key must be 1 to 255 printable ASCII characters", field="Idempotency-Key"
         )
     return key
-
-
-def fingerprint(payload: Mapping[str, Any]) -> str:
-    """What two bodies share if they ask for the same: order of fields counts, as it does in a prompt."""
-    text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 TheParts = Annotated[Parts, Depends(parts)]

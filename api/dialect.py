@@ -1,12 +1,14 @@
 """OpenAI's decisions dialect in terms of System One: `input` is a state, a predicate is a noul. Pure.
 
-Images are refused. A list of messages stays the list that it is: the model reads it as JSON text.
+Media are refused. A list of messages stays the list that it is: the model reads it as JSON text.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+from d3serve.api.media_parts import media_parts
 from d3serve.api.validation import Findings, check_request
 from d3serve.schemas import MAX_LEVELS, MAX_OPTIONS, DecisionRequest
 from d3serve.settings import Settings
@@ -76,7 +78,7 @@ def is_openai(payload: Mapping[str, Any]) -> bool:
     return "input" in payload and "state" not in payload
 
 
-def to_system_one(payload: Mapping[str, Any], settings: Settings, body_bytes: int = 0) -> DecisionRequest:
+def to_system_one(payload: Mapping[str, Any], settings: Settings) -> DecisionRequest:
     """The request in System One's terms; its questions are named by their places, `0`, `1` and so on.
 
     Raises:
@@ -91,10 +93,8 @@ def to_system_one(payload: Mapping[str, Any], settings: Settings, body_bytes: in
     state = payload["input"]
     if not isinstance(state, str | list):
         findings.add("invalid_request", ("input",), f"must be a string or a list, not {shown(state)}")
-    elif _holds_image(state):
-        findings.add(
-            "unsupported_modality", ("input",), "holds an image: this server reads text and JSON only"
-        )
+    for told in media_parts(state, messages=True):
+        findings.add("unsupported_modality", ("input",), told)
     questions = payload.get("questions")
     if not isinstance(questions, list) or not questions:
         findings.add(
@@ -103,10 +103,14 @@ def to_system_one(payload: Mapping[str, Any], settings: Settings, body_bytes: in
             f"must be a list with at least one question, not {shown(questions)}",
         )
         questions = []
+    if len(questions) > (most := settings.max_questions_per_job):
+        told = f"holds {len(questions)} questions; a job may hold {most}"
+        findings.add("too_many_questions", ("questions",), told)
+        questions = []
     mapped = {str(place): _question(raw, place, findings) for place, raw in enumerate(questions)}
     findings.raise_if_any()
     request = {"model": payload.get("model"), "state": state, "questions": mapped}
-    return check_request(request, settings, body_bytes=body_bytes)
+    return check_request(request, settings)
 
 
 def _question(raw: Any, place: int, findings: Findings) -> dict[str, Any]:
@@ -120,8 +124,8 @@ def _question(raw: Any, place: int, findings: Findings) -> dict[str, Any]:
     if not isinstance(raw.get("name"), str | None):
         findings.add("invalid_question", (*path, "name"), f"must be a string, not {shown(raw['name'])}")
     instructions = raw.get("instructions")
-    if _holds_image(instructions):
-        findings.add("unsupported_modality", path, "holds an image: this server reads text and JSON only")
+    for told in media_parts(instructions, messages=True):
+        findings.add("unsupported_modality", path, told)
     question: dict[str, Any] = {"instructions": _text(instructions)}
     match raw["type"]:
         case "predicate":
@@ -192,21 +196,30 @@ def _text(instructions: Any) -> Any:
     )  # fmt: skip
 
 
-def _holds_image(value: Any) -> bool:
-    """Whether an `input_image` part stands in a message, in a tool's output or in instructions."""
-    stack = [value]
-    while stack:
-        part = stack.pop()
-        if isinstance(part, list):
-            stack += part
-        elif isinstance(part, dict):
-            if part.get("type") == "input_image":
-                return True
-            stack += (part.get("content"), part.get("output"))
-    return False
+@dataclass(frozen=True)
+class AnswerName:
+    """What an answer is called on this wire: its question's name, and its options by what System One calls them."""
+
+    name: str | None
+    options: Mapping[str, str | bool]
 
 
-def from_system_one(payload: Mapping[str, Any], response: Mapping[str, Any], job_id: str) -> dict[str, Any]:
+AnswerNames = tuple[AnswerName, ...]
+
+
+def answer_names(payload: Mapping[str, Any]) -> AnswerNames:
+    """The names in a body that `to_system_one` has taken."""
+    return tuple(AnswerName(question.get("name"), _options(question)) for question in payload["questions"])
+
+
+def _options(question: Mapping[str, Any]) -> dict[str, str | bool]:
+    if question["type"] == "choice":
+        return {option_name(choice["value"]): choice["value"] for choice in question["choices"]}
+    levels = question["levels"] if question["type"] == "score" else ()
+    return {str(place): level["label"] for place, level in enumerate(levels)}
+
+
+def from_system_one(names: AnswerNames, response: Mapping[str, Any], job_id: str) -> dict[str, Any]:
     """The response in OpenAI's terms: answers in the order of the questions, a failed one as a refusal."""
     usage = response["usage"]
     return {
@@ -214,8 +227,8 @@ def from_system_one(payload: Mapping[str, Any], response: Mapping[str, Any], job
         "object": "decision",
         "model": response["model"],
         "answers": [
-            {"name": question.get("name"), **_answer(question, response["answers"][str(place)])}
-            for place, question in enumerate(payload["questions"])
+            {"name": asked.name, **_answer(asked.options, response["answers"][str(place)])}
+            for place, asked in enumerate(names)
         ],
         "usage": {
             "input_tokens": usage["input_tokens"],
@@ -230,17 +243,16 @@ def from_system_one(payload: Mapping[str, Any], response: Mapping[str, Any], job
     }
 
 
-def _answer(question: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(options: Mapping[str, str | bool], answer: Mapping[str, Any]) -> dict[str, Any]:
     match answer["type"]:
         case "noul":
             return {"type": "predicate", "probability": answer["noul"]}
         case "choice":
-            values = {option_name(choice["value"]): choice["value"] for choice in question["choices"]}
             return {
                 "type": "choice",
-                "choice": values[answer["choice"]],
+                "choice": options[answer["choice"]],
                 "probabilities": [
-                    {"value": values[name], "probability": p} for name, p in answer["probabilities"].items()
+                    {"value": options[name], "probability": p} for name, p in answer["probabilities"].items()
                 ],
                 "confidence": answer["confidence"],
             }
@@ -249,7 +261,7 @@ def _answer(question: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str,
                 "type": "score",
                 "score": answer["score"],
                 "probabilities": [
-                    {"value": int(level), "label": question["levels"][int(level)]["label"], "probability": p}
+                    {"value": int(level), "label": options[level], "probability": p}
                     for level, p in answer["probabilities"].items()
                 ],
                 "confidence": answer["confidence"],

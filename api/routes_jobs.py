@@ -1,6 +1,7 @@
 """`/v1/jobs`: submit, list, poll, wait, follow, fetch the result, cancel, retry, erase."""
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -8,13 +9,12 @@ from pydantic import BaseModel, Field
 from starlette.responses import StreamingResponse
 
 from d3serve.api.auth import Reader, Writer
-from d3serve.api.bodies import read_object
-from d3serve.api.dependencies import Parts, TheParts, TheSubmitHeaders, fingerprint
+from d3serve.api.bodies import read_body
+from d3serve.api.dependencies import Parts, TheParts, TheSubmitHeaders
 from d3serve.api.events import place_of, stream
 from d3serve.api.openapi import PROBLEMS, body_of
 from d3serve.api.problems import error_of
 from d3serve.api.resources import JSON, job_path, job_response, jobs_page, not_modified, timing
-from d3serve.api.validation import check_request
 from d3serve.api.webhooks import check_job_webhook
 from d3serve.errors import InvalidRequest, JobExpired, JobNotFinished
 from d3serve.schemas import DecisionRequest, DecisionResponse, JobResource, JobStatus
@@ -52,16 +52,14 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 )  # fmt: skip
 async def submit(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
     """Take a job. 202 with its address; with `Prefer: wait=N`, 200 and the result if it is done by then."""
-    body, payload = await read_object(request, parts.settings)
-    decision = check_request(payload, parts.settings, body_bytes=len(body))
-    model, revision = await parts.models.resolve(decision.model)
-    decision = decision.model_copy(update={"model": model})
-    await check_job_webhook(decision.job.webhook, request, parts, tenant)
+    taken = await parts.intake.take_in(await read_body(request, parts.settings))
+    model, revision = await parts.models.resolve(taken.request.model)
+    await check_job_webhook(taken.request.options.webhook, request, parts, tenant)
     submitted = await parts.store.submit(
-        decision,
+        replace(taken.request, model=model),
         tenant=tenant,
         idempotency_key=f"/v1/jobs {sent.idempotency_key}" if sent.idempotency_key else None,
-        fingerprint=fingerprint(payload) if sent.idempotency_key else "",
+        fingerprint=taken.fingerprint if sent.idempotency_key else "",
         revision=revision,
         traceparent=sent.traceparent,
     )

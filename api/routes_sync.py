@@ -1,19 +1,17 @@
 """`/v1/systemone` and `/v1/decisions`: synchronous answers, each a job underneath."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from d3serve.api.auth import Writer
-from d3serve.api.bodies import read_object
+from d3serve.api.bodies import read_body
 from d3serve.api.dependencies import TheParts, TheSubmitHeaders
-from d3serve.api.dialect import SCHEMA, from_system_one, is_openai, to_system_one
+from d3serve.api.dialect import SCHEMA, from_system_one
 from d3serve.api.openapi import PROBLEMS, body_of
 from d3serve.api.resources import JSON, job_path, job_response, timing
-from d3serve.api.synchronous import Answered, Call
-from d3serve.api.validation import check_request
+from d3serve.api.synchronous import Call
 from d3serve.schemas import DecisionRequest, DecisionResponse, JobResource
 
 router = APIRouter(tags=["decisions"], responses=PROBLEMS)
@@ -30,31 +28,18 @@ ACCEPTED: dict[int | str, dict[str, Any]] = {
 )
 async def system_one(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
     """Answer now. A call that takes longer than the SDK waits ends with 504 `still_running`: send it again."""
-    body, payload = await read_object(request, parts.settings)
-    decision = check_request(payload, parts.settings, body_bytes=len(body))
-    call = await Call.make(request, parts, tenant, decision, body, sent)
-    return await _respond(call, lambda answered: answered.response)
+    taken = await parts.intake.take_in(await read_body(request, parts.settings))
+    return await _respond(await Call.make(request, parts, tenant, taken, sent))
 
 
 @router.post("/v1/decisions", openapi_extra=body_of(DecisionRequest, or_else=SCHEMA), responses=ACCEPTED)
 async def decisions(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
     """Answer now, in the dialect asked in: OpenAI's if the body says `input`, System One's if `state`."""
-    body, payload = await read_object(request, parts.settings)
-    openai = is_openai(payload)
-    decision = (
-        to_system_one(payload, parts.settings, len(body))
-        if openai
-        else check_request(payload, parts.settings, body_bytes=len(body))
-    )
-    call = await Call.make(request, parts, tenant, decision, body, sent)
-    if not openai:
-        return await _respond(call, lambda answered: answered.response)
-    return await _respond(
-        call, lambda answered: from_system_one(payload, json.loads(answered.response), answered.job.id)
-    )
+    taken = await parts.intake.take_in(await read_body(request, parts.settings), any_dialect=True)
+    return await _respond(await Call.make(request, parts, tenant, taken, sent))
 
 
-async def _respond(call: Call, render: Callable[[Answered], bytes | dict[str, Any]]) -> Response:
+async def _respond(call: Call) -> Response:
     submitted = await call.submit()
     if call.sent.respond_async:
         headers = {
@@ -68,4 +53,7 @@ async def _respond(call: Call, render: Callable[[Answered], bytes | dict[str, An
     headers = {"Location": job_path(answered.job.id), **timing(answered.job)}
     if not submitted.created:
         headers["Idempotency-Replayed"] = "true"
-    return JSON(render(answered), headers=headers)
+    if call.names is None:
+        return JSON(answered.response, headers=headers)
+    response = from_system_one(call.names, json.loads(answered.response), answered.job.id)
+    return JSON(response, headers=headers)

@@ -26,7 +26,7 @@ ENDPOINTS, DELIVERIES = "/v1/webhook-endpoints", "/v1/webhook-deliveries"
 @router.post(ENDPOINTS, status_code=201, openapi_extra=body_of(EndpointRequest))
 async def add_endpoint(request: Request, parts: TheParts, tenant: HookOwner) -> Response:
     """Register a receiver; the answer is the only one that shows its secret."""
-    _, payload = await read_object(request, parts.settings)
+    payload = await read_object(request, parts.settings)
     asked = check_endpoint(payload, parts.egress)
     endpoint = await parts.hooks.add_endpoint(tenant, asked.url, asked.events)
     headers = {"Location": f"{ENDPOINTS}/{endpoint.id}"}
@@ -50,7 +50,7 @@ async def get_endpoint(endpoint_id: str, parts: TheParts, tenant: HookOwner) -> 
 async def change_endpoint(endpoint_id: str, request: Request, parts: TheParts, tenant: HookOwner) -> Response:
     """Change address and events, and enable it again; the secret stays."""
     endpoint = await parts.hooks.endpoint(tenant, endpoint_id)
-    _, payload = await read_object(request, parts.settings)
+    payload = await read_object(request, parts.settings)
     asked = check_endpoint(payload, parts.egress)
     changed = replace(endpoint, url=asked.url, events=tuple(asked.events), disabled_reason=None)
     return JSON(endpoint_resource(await parts.hooks.save_endpoint(changed)))

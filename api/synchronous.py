@@ -6,18 +6,19 @@ the SDK's patience ends with 504 `still_running` and `retry-after-ms: 0`, and it
 """
 
 import asyncio
-import hashlib
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from starlette.requests import ClientDisconnect, Request
 
 from d3serve.api.dependencies import Parts, SubmitHeaders
+from d3serve.api.dialect import AnswerNames
+from d3serve.api.intake import Taken
 from d3serve.api.problems import error_of
 from d3serve.api.webhooks import check_job_webhook
 from d3serve.errors import CallExpired, D3ServeError, JobExpired, JobNotFinished, ShuttingDown, StillRunning
-from d3serve.schemas import DecisionRequest
+from d3serve.store.encode import EncodedRequest
 from d3serve.store.records import JobRecord, Submitted
 
 KEEP_S: Final = 600  # an answered call's job, and the record that joins identical calls to it
@@ -34,42 +35,37 @@ class Answered:
 
 @dataclass(frozen=True)
 class Call:
-    """One synchronous request: who asks what, with which bytes."""
+    """One synchronous request: who asks what; `digest` is of its bytes."""
 
     request: Request
     parts: Parts
     tenant: str
-    decision: DecisionRequest
+    decision: EncodedRequest
     revision: str
-    body: bytes
+    digest: str
+    names: AnswerNames | None
     sent: SubmitHeaders
 
     @classmethod
     async def make(
-        cls,
-        request: Request,
-        parts: Parts,
-        tenant: str,
-        decision: DecisionRequest,
-        body: bytes,
-        sent: SubmitHeaders,
+        cls, request: Request, parts: Parts, tenant: str, taken: Taken, sent: SubmitHeaders
     ) -> Self:
         """A call for the model that is really served; its job is kept for ten minutes unless asked otherwise.
 
         Raises:
             ModelNotFound: nobody serves it.
         """
-        job = decision.job
-        await check_job_webhook(job.webhook, request, parts, tenant)
-        if job.result_ttl_s is None:
-            job = job.model_copy(update={"result_ttl_s": KEEP_S})
-        model, revision = await parts.models.resolve(decision.model)
-        decision = decision.model_copy(update={"model": model, "job": job})
-        return cls(request, parts, tenant, decision, revision, body, sent)
+        options = taken.request.options
+        await check_job_webhook(options.webhook, request, parts, tenant)
+        if options.result_ttl_s is None:
+            options = options.model_copy(update={"result_ttl_s": KEEP_S})
+        model, revision = await parts.models.resolve(taken.request.model)
+        decision = replace(taken.request, model=model, options=options)
+        return cls(request, parts, tenant, decision, revision, taken.digest, taken.names, sent)
 
     async def submit(self) -> Submitted:
         """Make the job, or find the one that an identical call made, as long as its answer is what we would give."""
-        key = self.sent.idempotency_key or hashlib.sha256(self.body).hexdigest()
+        key = self.sent.idempotency_key or self.digest
         key = f"{self.request.url.path} {self.decision.model}@{self.revision} {key}"
         while not (submitted := await self._submit(key)).created:
             if found := await self._found(submitted):
@@ -104,7 +100,7 @@ class Call:
                 self.decision,
                 tenant=self.tenant,
                 idempotency_key=key,
-                fingerprint=hashlib.sha256(self.body).hexdigest(),
+                fingerprint=self.digest,
                 idempotency_ttl_s=None if self.sent.idempotency_key else KEEP_S,
                 revision=self.revision,
                 traceparent=self.sent.traceparent,

@@ -5,14 +5,17 @@ request in one go. A finding names the question, the value and the limit, and ne
 few words of the input.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from d3serve import errors
+from d3serve.api.media_parts import media_parts
 from d3serve.api.problems import MAX_PROBLEMS
 from d3serve.api.rendering import option_texts, value_text
 from d3serve.schemas import (
@@ -25,6 +28,7 @@ from d3serve.schemas import (
     Question,
 )
 from d3serve.settings import Settings
+from d3serve.token_bounds import size_of
 from d3serve.wording import complaint, shown
 
 T = TypeVar("T")
@@ -35,9 +39,16 @@ MEDIA_QUESTION_TYPES: Final = ("box", "track")
 MEDIA_FIELDS: Final = ("images", "videos", "audio", "assets")
 REQUEST_FIELDS: Final = ("model", "state", "questions", "job")
 MAX_FIELD_CHARS: Final = 120
-BYTES_PER_TOKEN: Final = 16  # text has 2 to 5; only runs of one character come near
+MAX_MODEL_CHARS: Final = 256  # a Hub id has at most 96 and a revision 40, a folder's name 255
 MAX_MARKS: Final = 30  # on one letter, as in UAX #15; to order longer runs takes quadratic time
 MAX_FIELDS: Final = 64  # of an object of ours: pydantic would report on every one of a million
+
+# Unicode's spaces, line breaks, controls and formatting characters (Z*, Cc, Cf); a test compares them.
+_BLANK: Final = re.compile(
+    r"[\x00-\x20\x7f-\xa0\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u1680\u180e\u2000-\u200f"
+    r"\u2028-\u202f\u205f-\u2064\u2066-\u206f\u3000\ufeff\ufff9-\ufffb\U000110bd\U000110cd"
+    r"\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f]*+"
+)
 
 _QUESTION: Final[TypeAdapter[Question]] = TypeAdapter(Question)
 _JOB: Final = TypeAdapter(JobOptions)
@@ -93,10 +104,8 @@ class Findings:
         raise _ERRORS[code](message, field=dotted(path) or None, details={"errors": listed})
 
 
-def check_request(payload: Mapping[str, Any], settings: Settings, *, body_bytes: int = 0) -> DecisionRequest:
+def check_request(payload: Mapping[str, Any], settings: Settings) -> DecisionRequest:
     """A System One body, checked in every way that needs no tokenizer.
-
-    `body_bytes` is how long the body was: only a long one can hold a state that is certainly too long.
 
     Raises:
         InvalidRequest: or a subclass; `details["errors"]` lists up to ten findings.
@@ -110,12 +119,14 @@ def check_request(payload: Mapping[str, Any], settings: Settings, *, body_bytes:
         found = shown(payload["state"])
         findings.add("invalid_request", ("state",), f"must be a string, an object or a list, not {found}")
     questions = _check_questions(payload.get("questions"), settings, findings)
+    for told in media_parts(payload.get("state")):
+        findings.add("unsupported_modality", ("state",), told)
     job = check_job(payload.get("job", {}), findings)
     if (job.result_ttl_s or 0) > settings.max_result_ttl_s:
         told = f"must be at most {settings.max_result_ttl_s} here, not {job.result_ttl_s}"
         findings.add("invalid_request", ("job", "result_ttl_s"), told)
-    if body_bytes > BYTES_PER_TOKEN * settings.max_interactive_tokens:
-        _check_length(payload.get("state"), job, settings, findings)
+    findings.raise_if_any()
+    _check_lengths(payload["state"], questions, job, settings, findings)
     findings.raise_if_any()
     # Every part is checked by now, and the state is JSON by reading: no need to walk it again.
     return DecisionRequest.model_construct(
@@ -123,15 +134,31 @@ def check_request(payload: Mapping[str, Any], settings: Settings, *, body_bytes:
     )
 
 
-def _check_length(state: Any, job: JobOptions, settings: Settings, findings: Findings) -> None:
+def _check_lengths(
+    state: Any, questions: Mapping[str, Question], job: JobOptions, settings: Settings, findings: Findings
+) -> None:
     """Refuse what no tokenizer can make fit; all else is counted by a worker, which refuses with the same code."""
-    limit = settings.max_interactive_tokens if job.lane == "interactive" else settings.max_offline_tokens
-    size = len(value_text(state).encode())
-    if size > BYTES_PER_TOKEN * limit:
-        told = (
-            f"holds {size:,} bytes, past the maximum context length of {limit} tokens; nothing is truncated"
-        )
+    interactive = job.lane == "interactive"
+    prompt_limit = settings.max_interactive_tokens if interactive else settings.max_offline_tokens
+    job_limit = settings.max_job_tokens_interactive if interactive else settings.max_job_tokens_offline
+    read_once = size_of(value_text(state))
+    if read_once.least_tokens > prompt_limit:
+        told = f"holds {read_once}, past the maximum context length of {prompt_limit} tokens; nothing is truncated"
         findings.add("max_tokens_exceeded", ("state",), told)
+        return
+    whole = read_once
+    for name, question in questions.items():
+        asked = size_of(value_text(question.instructions or ""), *option_texts(question))
+        whole += asked
+        if (read_once + asked).least_tokens > prompt_limit:
+            told = f"holds {asked} beside the state, past the maximum context length of {prompt_limit} tokens"
+            findings.add("max_tokens_exceeded", ("questions", name), told)
+    if whole.least_tokens > job_limit:
+        lane = "interactive" if interactive else "offline"
+        told = (
+            f"come to {whole} with the state; a job of the lane {lane} may have {job_limit} tokens: split it"
+        )
+        findings.add("max_tokens_exceeded", ("questions",), told)
 
 
 def check_job(value: Any, findings: Findings) -> JobOptions:
@@ -174,6 +201,9 @@ def _check_model(model: Any, findings: Findings) -> None:
     if not isinstance(model, str) or not model.strip():
         found = f", not {shown(model)}" if model != "" else ""
         findings.add("invalid_request", ("model",), f"must name a model{found}")
+    elif len(model) > MAX_MODEL_CHARS:
+        told = f"has {len(model)} characters; there may be at most {MAX_MODEL_CHARS}"
+        findings.add("invalid_request", ("model",), told)
 
 
 def _check_questions(value: Any, settings: Settings, findings: Findings) -> dict[str, Question]:
@@ -223,6 +253,10 @@ def _check_question(raw: Any, path: Path, findings: Findings) -> Question | None
         findings.add("invalid_question", (*path, "type"), f"{found}; {supported}")
         return None
     question = _validated(_QUESTION, raw, path, findings, "invalid_question")
+    for told in media_parts(raw.get("instructions")):
+        findings.add("unsupported_modality", (*path, "instructions"), told)
+    for told in media_parts(raw.get("criteria")):
+        findings.add("unsupported_modality", (*path, "criteria"), told)
     if question is not None:
         _check_meaning(question, path, findings)
     return question
@@ -257,7 +291,7 @@ def _check_meaning(question: Question, path: Path, findings: Findings) -> None:
 
 def _is_blank(text: str) -> bool:
     """No character of `text` leaves a mark: spaces, controls, zero-width and other formatting characters."""
-    return all(unicodedata.category(char) in ("Zs", "Zl", "Zp", "Cc", "Cf") for char in text)
+    return _BLANK.fullmatch(text) is not None
 
 
 def _first_repeated(texts: Iterable[str]) -> str | None:
@@ -273,14 +307,16 @@ def _first_repeated(texts: Iterable[str]) -> str | None:
 
 def _composed(text: str) -> str:
     """NFC, save for a text with more marks on one letter than any language writes: that stays as it is."""
-    if text.isascii():
+    if text.isascii() or unicodedata.is_normalized("NFC", text) or _many_marks().search(text):
         return text
-    marks = 0
-    for char in text:
-        marks = marks + 1 if unicodedata.combining(char) else 0
-        if marks > MAX_MARKS:
-            return text
     return unicodedata.normalize("NFC", text)
+
+
+@cache
+def _many_marks() -> re.Pattern[str]:
+    """More than MAX_MARKS marks in a row. A regular expression reads 50 million characters a second, a loop two."""
+    marks = "".join(chr(code) for code in range(0x300, 0x20000) if unicodedata.combining(chr(code)))
+    return re.compile(f"[{marks}]{{{MAX_MARKS + 1}}}")
 
 
 def _validated(adapter: TypeAdapter[T], value: Any, path: Path, findings: Findings, code: str) -> T | None:

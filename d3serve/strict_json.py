@@ -18,7 +18,7 @@ from d3serve.errors import DuplicateKey, InvalidJSON
 from d3serve.wording import shown
 
 # A prompt of 131,072 tokens cannot hold more; 48 MiB of `{},` would cost gigabytes as Python objects.
-MAX_VALUES = 1_000_000
+MAX_VALUES = 262_144
 
 # Twice what an RSA key needs. Converting takes quadratic time: 48 MiB of integers of 4,300 digits took 8 s.
 MAX_DIGITS = 1_234

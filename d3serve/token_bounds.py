@@ -5,7 +5,8 @@ it. A bound that guesses would refuse what fits: text in padded columns has 17 t
 """
 
 import string
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 # Of the vocabulary's 248,044 tokens the longest is 128 spaces; the longest without spaces and punctuation, and what
 # Unicode composition can make of it, has 48 bytes. A test reads them all.
@@ -14,7 +15,31 @@ DENSE_BYTES_PER_TOKEN: Final = 48
 _SPARSE: Final = (string.punctuation + " \t\r\n").encode()
 
 
-def least_tokens(text: bytes) -> int:
-    """How many tokens `text`, in UTF-8, has at the very least."""
-    dense = len(text.translate(None, _SPARSE))
-    return max(-(-len(text) // BYTES_PER_TOKEN), -(-dense // DENSE_BYTES_PER_TOKEN))
+@dataclass(frozen=True)
+class Size:
+    """How long some texts are in UTF-8, and how much of it is neither space nor punctuation."""
+
+    size_bytes: int
+    dense_bytes: int
+
+    @property
+    def least_tokens(self) -> int:
+        """How many tokens they have at the very least, one after the other."""
+        return max(-(-self.size_bytes // BYTES_PER_TOKEN), -(-self.dense_bytes // DENSE_BYTES_PER_TOKEN))
+
+    def __add__(self, other: Self) -> Self:
+        return replace(
+            self,
+            size_bytes=self.size_bytes + other.size_bytes,
+            dense_bytes=self.dense_bytes + other.dense_bytes,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.size_bytes:,} bytes, at least {self.least_tokens} tokens"
+
+
+def size_of(*texts: str) -> Size:
+    """The size of texts, taken together."""
+    encoded = [text.encode() for text in texts]
+    dense = sum(len(text.translate(None, _SPARSE)) for text in encoded)
+    return Size(sum(map(len, encoded)), dense)

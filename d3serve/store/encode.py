@@ -9,13 +9,39 @@ from typing import Any
 import pydantic_core
 from pydantic import TypeAdapter
 
-from d3serve.schemas import DecisionRequest, Lane, Question, State
+from d3serve.schemas import DecisionRequest, JobOptions, Lane, Question, State, WebhookTarget
 from d3serve.settings import Settings
 
 # One step of priority is worth this much waiting: a low job older than a normal one by more goes first.
 PRIORITY_STEP_MS = 30_000
 PRIORITY_RANK = {"high": -1, "normal": 0, "low": 1}
 QUESTIONS: TypeAdapter[dict[str, Question]] = TypeAdapter(dict[str, Question])
+
+
+@dataclass(frozen=True)
+class EncodedRequest:
+    """A validated request as texts: what takes long of `encode_job`, done where it holds nobody up.
+
+    Token counts are estimates; `tokens` counts the questions without the state, `longest_tokens` the longest of them.
+    """
+
+    model: str
+    options: JobOptions
+    state: bytes
+    state_digest: str
+    questions: bytes
+    count: int
+    longest_tokens: int
+
+    @property
+    def state_tokens(self) -> int:
+        """About how many tokens the state has."""
+        return tokens_in(len(self.state))
+
+    @property
+    def tokens(self) -> int:
+        """About how many tokens all questions have."""
+        return tokens_in(len(self.questions))
 
 
 @dataclass(frozen=True)
@@ -27,7 +53,7 @@ class EncodedJob:
     rank_offset_ms: int
     expires_ms: int
     state: bytes
-    questions: str
+    questions: bytes
     fields: dict[str, str | int]
 
 
@@ -54,55 +80,65 @@ def tokens_in(size_bytes: int) -> int:
     return size_bytes // 4 + 1
 
 
-def state_group(model: str, revision: str, tenant: str, state: bytes) -> str:
+def state_group(model: str, revision: str, tenant: str, state_digest: str) -> str:
     """What two jobs must share to share a state; tenants never do, so none can time another's cache.
 
     A worker claims whole groups, so jobs that name a revision never share one with jobs that name another or none.
     """
-    digest = hashlib.sha256(to_json([model, revision, tenant]).encode())
-    digest.update(state)
-    return digest.hexdigest()[:40]
+    return hashlib.sha256(to_json([model, revision, tenant, state_digest]).encode()).hexdigest()[:40]
 
 
-def choose_lane(settings: Settings, request: DecisionRequest, longest_tokens: int) -> Lane:
-    """The lane asked for, else the one whose prompts are this long."""
-    if request.job.lane is not None:
-        return request.job.lane
-    return "interactive" if longest_tokens <= settings.max_interactive_tokens else "offline"
+def choose_lane(settings: Settings, request: EncodedRequest) -> Lane:
+    """The lane asked for, else the one whose prompts, and whose jobs, are this long."""
+    if request.options.lane is not None:
+        return request.options.lane
+    prompt, job = request.state_tokens + request.longest_tokens, request.state_tokens + request.tokens
+    short = prompt <= settings.max_interactive_tokens and job <= settings.max_job_tokens_interactive
+    return "interactive" if short else "offline"
 
 
-def _hook_events(request: DecisionRequest) -> str:
+def _hook_events(webhook: WebhookTarget | None) -> str:
     """The events that SUBMIT's `finish` looks for: none, all, or a list between commas."""
-    webhook = request.job.webhook
     if webhook is None:
         return ""
     return "*" if not webhook.events else "," + ",".join(webhook.events) + ","
 
 
+def encode_request(request: DecisionRequest) -> EncodedRequest:
+    """The texts of a validated request."""
+    asked = {key: q.model_dump(mode="json", exclude_unset=True) for key, q in request.questions.items()}
+    state = encode_state(request.state)
+    return EncodedRequest(
+        model=request.model,
+        options=request.job,
+        state=state,
+        state_digest=hashlib.sha256(state).hexdigest(),
+        questions=to_json(asked).encode(),
+        count=len(asked),
+        longest_tokens=max((estimate_tokens(to_json(q)) for q in asked.values()), default=0),
+    )
+
+
 def encode_job(
     settings: Settings,
-    request: DecisionRequest,
+    request: EncodedRequest,
     *,
     tenant: str,
     revision: str = "",
     traceparent: str | None = None,
 ) -> EncodedJob:
-    """Everything that SUBMIT writes, from a validated request whose model is resolved."""
-    options = request.job
-    asked = {key: q.model_dump(mode="json", exclude_unset=True) for key, q in request.questions.items()}
-    state, questions = encode_state(request.state), to_json(asked)
-    state_tokens = tokens_in(len(state))
-    longest = max((estimate_tokens(to_json(q)) for q in asked.values()), default=0)
+    """Everything that SUBMIT writes, from a request whose model is resolved."""
+    options = request.options
     fields: dict[str, str | int] = {
         "model": request.model,
         "revision": revision,
-        "state_tokens": state_tokens,
-        "tokens": estimate_tokens(questions),
-        "questions": len(asked),
+        "state_tokens": request.state_tokens,
+        "tokens": request.tokens,
+        "questions": request.count,
         "priority": options.priority,
         "metadata": to_json(options.metadata),
         "webhook": to_json(options.webhook.model_dump(mode="json")) if options.webhook else "",
-        "hook_events": _hook_events(request),
+        "hook_events": _hook_events(options.webhook),
         "on_error": options.on_question_error,
         "asked_lane": options.lane or "",
         "timeout_ms": 1000 * (options.timeout_s or 0),
@@ -112,12 +148,12 @@ def encode_job(
         "traceparent": traceparent or "",
     }
     return EncodedJob(
-        group=state_group(request.model, revision, tenant, state),
-        lane=choose_lane(settings, request, state_tokens + longest),
+        group=state_group(request.model, revision, tenant, request.state_digest),
+        lane=choose_lane(settings, request),
         rank_offset_ms=PRIORITY_STEP_MS * PRIORITY_RANK[options.priority],
         expires_ms=1000 * (options.expires_in_s or 0),
-        state=state,
-        questions=questions,
+        state=request.state,
+        questions=request.questions,
         fields=fields,
     )
 

@@ -22,7 +22,7 @@ from d3serve.schemas import DecisionRequest, JobStatus, Lane, ModelInfo
 from d3serve.settings import Settings
 from d3serve.store.census import LANES, Census
 from d3serve.store.connect import AsyncClient, close_async, open_async, storage_errors
-from d3serve.store.encode import EncodedJob, encode_job
+from d3serve.store.encode import EncodedJob, EncodedRequest, encode_job, encode_request
 from d3serve.store.erasure import Eraser
 from d3serve.store.keys import Keys
 from d3serve.store.limits import Limits
@@ -90,7 +90,7 @@ class JobStore:
 
     async def submit(
         self,
-        request: DecisionRequest,
+        request: DecisionRequest | EncodedRequest,
         *,
         tenant: str,
         idempotency_key: str | None = None,
@@ -112,6 +112,8 @@ class JobStore:
             QuotaExceeded: of this tenant as many jobs wait, or bytes are kept, as may.
             StorageUnavailable: also before Redis is quite full.
         """
+        if isinstance(request, DecisionRequest):  # a large one is better encoded off the event loop
+            request = encode_request(request)
         job = encode_job(self._settings, request, tenant=tenant, revision=revision, traceparent=traceparent)
         idem_ttl_s = idempotency_ttl_s or self._settings.idempotency_ttl_s
         idem = "" if idempotency_key is None else _digest(f"{tenant}\0{idempotency_key}")
@@ -367,21 +369,21 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _submitted(answer: list[Any], fresh: tuple[DecisionRequest, str, EncodedJob] | None = None) -> Submitted:
+def _submitted(answer: list[Any], fresh: tuple[EncodedRequest, str, EncodedJob] | None = None) -> Submitted:
     kind, job_id, wake, lane, _, *created = answer
     job = _fresh_record(job_id, int(created[0]), *fresh) if fresh and created else None
     return Submitted(job_id=job_id, created=kind == "new", wake=bool(wake), lane=lane, job=job)
 
 
 def _fresh_record(
-    job_id: str, created_ms: int, request: DecisionRequest, tenant: str, job: EncodedJob
+    job_id: str, created_ms: int, request: EncodedRequest, tenant: str, job: EncodedJob
 ) -> JobRecord:
     """What `get` would read now, but for the place in the queue."""
-    total = len(request.questions)
+    total = request.count
     return JobRecord(
-        id=job_id, tenant=tenant, status="queued", lane=job.lane, priority=request.job.priority, attempt=0,
+        id=job_id, tenant=tenant, status="queued", lane=job.lane, priority=request.options.priority, attempt=0,
         created_at=created_ms / 1000, progress=Progress("queued", 0, total),
         request=summary(request.model, str(job.fields["revision"]), total, int(job.fields["state_tokens"])),
         deadline_at=(created_ms + job.expires_ms) / 1000 if job.expires_ms else None,
-        metadata=request.job.metadata,
+        metadata=request.options.metadata,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from d3serve.api import bodies
-from d3serve.api.bodies import MAX_RATIO, check_media_type, content_coding, read_object
+from d3serve.api.bodies import MAX_RATIO, check_media_type, content_coding, read_body, read_payload
 from d3serve.api.budget import BodyBudget, BodyBytes
 from d3serve.errors import (
     BodyTooLarge,
@@ -50,7 +50,7 @@ def decompress(encoded, coding, limit):
 
 async def read(body, **headers):
     request, _ = request_of([body], **headers)
-    return (await read_object(request, SETTINGS))[1]
+    return read_payload(await read_body(request, SETTINGS), SETTINGS)
 
 
 @pytest.mark.anyio
@@ -145,7 +145,7 @@ def test_a_zstd_window_larger_than_the_standard_allows_is_refused():
 async def test_a_declared_length_over_the_limit_is_refused_before_anything_is_read():
     request, sent = request_of([b"x"], content_length=str(SETTINGS.max_body_bytes + 1))
     with pytest.raises(BodyTooLarge):
-        await read_object(request, SETTINGS)
+        await read_body(request, SETTINGS)
     assert sent["taken"] == 0
 
 
@@ -153,7 +153,7 @@ async def test_a_declared_length_over_the_limit_is_refused_before_anything_is_re
 async def test_a_body_without_a_length_is_refused_as_soon_as_it_passes_the_limit():
     request, sent = request_of([b" " * MIB] * 200)
     with pytest.raises(BodyTooLarge):
-        await read_object(request, SETTINGS)
+        await read_body(request, SETTINGS)
     assert sent["taken"] == 5
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from d3serve.api.dialect import from_system_one, to_system_one
+from d3serve.api.dialect import answer_names, from_system_one, to_system_one
 from d3serve.errors import InvalidRequest
 from d3serve.settings import Settings
 
@@ -144,7 +144,7 @@ def test_what_comes_back_is_in_order_with_values_of_their_own_kind():
         },
         "usage": {"input_tokens": 90, "computed_tokens": 30, "output_tokens": 0},
     }
-    back = from_system_one(sent, response, "job_1")
+    back = from_system_one(answer_names(sent), response, "job_1")
     assert [answer["type"] for answer in back["answers"]] == ["predicate", "choice", "score", "refusal"]
     assert [answer["name"] for answer in back["answers"]] == ["spam", None, None, None]
     assert back["answers"][1]["choice"] is False

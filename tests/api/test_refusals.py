@@ -210,22 +210,6 @@ async def test_many_faults_come_back_at_once_but_never_more_than_ten(client):
     assert len(problem["errors"]) == 10
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("lane", [None, "interactive"])
-async def test_a_state_that_no_tokenizer_can_make_fit_is_refused_at_the_door(lane, client, stats):
-    options = {"lane": lane} if lane else {}
-    limit = 32_768 if lane else 131_072
-    for path in ("/v1/jobs", "/v1/systemone"):
-        for state in (" " * (16 * limit + 1), ["x" * 16 * limit]):
-            problem = check_problem(
-                await client.post(path, json=body(state=state, job=options)), 422, "max_tokens_exceeded"
-            )
-            assert f"maximum context length of {limit} tokens" in problem["detail"]
-            assert problem["error"]["field"] == "state"
-    assert (await stats()).lanes["interactive"].queued_jobs == 0
-    assert (await client.post("/v1/jobs", json=body(state=" " * 16 * limit, job=options))).status_code == 202
-
-
 MARKS = "e" + "\u0301" * 40_000 + "\u0323" * 40_000
 CROWD = {f"{i}": i for i in range(200_000)}
 COSTLY_BODIES = {

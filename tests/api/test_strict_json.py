@@ -45,8 +45,8 @@ REFUSED = {
     "1,000 levels": (b"[" * 1000 + b"]" * 1000, "deeper than 100 levels"),
     "20,000 levels of objects": (b'{"a":' * 20_000 + b"1" + b"}" * 20_000, "deeper than 100 levels"),
     "20,000 openers": (b"[" * 20_000, "deeper than 100 levels"),
-    "a million and one values": (b"[" + b"0," * MAX_VALUES + b"0]", "more than 1,000,000 values"),
-    "a million empty objects": (b"[" + b"{}," * MAX_VALUES + b"{}]", "more than 1,000,000 values"),
+    "one value too many": (b"[" + b"0," * MAX_VALUES + b"0]", "more than 262,144 values"),
+    "objects without end": (b"[" + b"{}," * MAX_VALUES + b"{}]", "more than 262,144 values"),
 }
 
 

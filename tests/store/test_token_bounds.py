@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import pytest
 
-from d3serve.token_bounds import BYTES_PER_TOKEN, DENSE_BYTES_PER_TOKEN, least_tokens
+from d3serve.token_bounds import BYTES_PER_TOKEN, DENSE_BYTES_PER_TOKEN, size_of
 
 
 @cache
@@ -64,4 +64,5 @@ def test_the_bounds_are_those_of_the_longest_tokens(vocabulary):
     ],
 )
 def test_how_few_tokens_a_text_has(text, least):
-    assert least_tokens(text.encode()) == least
+    assert size_of(text).least_tokens == least
+    assert (size_of(text[::2]) + size_of(text[1::2])).least_tokens == least, "cut anywhere"

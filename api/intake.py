@@ -1,0 +1,109 @@
+"""From the bytes of a request's body to the texts that the job table stores, where that holds nobody up.
+
+A large body is read and checked in a process of its own: in a thread it would still stop the event loop, since what
+takes long, a parser's run over 48 MB, keeps the interpreter's lock. What comes back are texts, which cost a copy.
+"""
+
+import asyncio
+import hashlib
+import os
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context, parent_process
+from typing import Final
+
+from d3serve.api.bodies import INLINE_BYTES, read_payload
+from d3serve.api.dialect import AnswerNames, answer_names, is_openai, to_system_one
+from d3serve.api.validation import check_request
+from d3serve.errors import InternalError
+from d3serve.settings import Settings
+from d3serve.store.encode import EncodedRequest, encode_request, to_json
+
+PROCESSES: Final = 2  # large bodies that are read at once: one that takes long holds up no other
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A request that has been checked.
+
+    `fingerprint` is what two bodies share if they ask for the same, `digest` what they share if they are the same;
+    `names` is what OpenAI's dialect calls things, None in System One's.
+    """
+
+    request: EncodedRequest
+    fingerprint: str
+    digest: str
+    names: AnswerNames | None
+
+
+def take_in(body: bytes, settings: Settings, *, any_dialect: bool) -> Taken:
+    """The request in a decoded body.
+
+    Raises:
+        InvalidJSON: the body is not strict JSON.
+        InvalidRequest: or a subclass; `details["errors"]` lists up to ten findings.
+    """
+    payload = read_payload(body, settings)
+    openai = any_dialect and is_openai(payload)
+    decision = to_system_one(payload, settings) if openai else check_request(payload, settings)
+    return Taken(
+        request=encode_request(decision),
+        fingerprint=hashlib.sha256(to_json(payload).encode()).hexdigest(),
+        digest=hashlib.sha256(body).hexdigest(),
+        names=answer_names(payload) if openai else None,
+    )
+
+
+class Intake:
+    """Takes bodies in: small ones at once, large ones in processes that start with the first of them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._pool: ProcessPoolExecutor | None = None
+
+    async def take_in(self, body: bytes, *, any_dialect: bool = False) -> Taken:
+        """The request in a decoded body. Raises like the function of this name, and InternalError."""
+        if len(body) <= INLINE_BYTES:
+            return take_in(body, self._settings, any_dialect=any_dialect)
+        for _ in range(2):  # the process may have been killed for what its other body took
+            pool = self._pool = self._pool or _start(self._settings)
+            try:
+                return await asyncio.get_running_loop().run_in_executor(pool, _take_in, body, any_dialect)
+            except BrokenProcessPool:
+                if self._pool is pool:
+                    self._pool = None
+        raise InternalError("the process that reads large bodies ended while it read this one")
+
+    def close(self) -> None:
+        """Let the processes end."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start(settings: Settings) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(PROCESSES, get_context("spawn"), _begin, (settings,))
+
+
+_settings: Settings  # of this process, if it is one that reads bodies
+
+
+def _begin(settings: Settings) -> None:
+    global _settings  # noqa: PLW0603 # an initializer has no other place
+    _settings = settings
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the API ends us
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """An executor's process waits for work for ever, also of a parent that was killed."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(0)
+
+
+def _take_in(body: bytes, any_dialect: bool) -> Taken:  # an executor passes by place
+    return take_in(body, _settings, any_dialect=any_dialect)
