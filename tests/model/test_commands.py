@@ -1,5 +1,6 @@
 """`d3serve models`, `pull` and `check`, as a person runs them."""
 
+import json
 import shutil
 from types import SimpleNamespace
 
@@ -41,6 +42,15 @@ def test_check_tells_every_difference_and_fails(tiny_checkpoint, tmp_path):
     assert result.exit_code == 1
     assert result.output.count("differs") == 2
     assert "files agree" not in result.output
+
+
+def test_check_shows_what_a_package_says_letter_for_letter(tiny_checkpoint, tmp_path):
+    package = tmp_path / "package"
+    shutil.copytree(tiny_checkpoint, package)
+    declared = json.loads((package / "decision_config.json").read_text())
+    declared["prompt_layout"] = "[/x] \x1b]0;PWN\x07 :key:"
+    (package / "decision_config.json").write_text(json.dumps(declared))
+    assert r"prompt layout [/x] \x1b]0;PWN\x07 :key:" in run("check", str(package)).output
 
 
 @pytest.mark.parametrize("with_code", [False, True])
