@@ -31,9 +31,14 @@ async def models(parts: TheParts, _caller: Reader) -> Response:
 
 
 @router.get("/v1/queue")
-async def queue(parts: TheParts, _caller: Reader) -> Response:
-    """How much waits, how old it is, how fast it goes."""
-    return JSON(queue_resource(await parts.store.stats()))
+async def queue(request: Request, parts: TheParts, tenant: Reader) -> Response:
+    """How much of the caller's own jobs waits; with the scope `admin` the whole queue, its age and its speed.
+
+    Counters of the whole tell one tenant of another's jobs one by one.
+    """
+    if "admin" in request.state.scopes:
+        return JSON(queue_resource(await parts.store.stats()))
+    return JSON({"object": "decision.queue", "lanes": await parts.store.waiting_of(tenant)})
 
 
 @router.get("/healthz")

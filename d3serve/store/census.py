@@ -96,6 +96,19 @@ class Census:
             count for crowd in crowds for name, count in crowd.tokens.items() if tenant in (None, name)
         )
 
+    async def waiting_of(self, tenant: str) -> dict[Lane, dict[str, int]]:
+        """A tenant's own jobs that wait, and their tokens, by lane."""
+        async with self._client.pipeline(transaction=False) as pipe:
+            for lane in LANES:
+                pipe.zcard(self._key("line", f"{lane}:{tenant}"))
+                pipe.hget(self._key("waiting", lane), tenant)
+            told = [int(count or 0) for count in await pipe.execute()]
+        pairs = zip(told[::2], told[1::2], strict=True)
+        return {
+            lane: {"queued_jobs": jobs, "queued_tokens": tokens}
+            for lane, (jobs, tokens) in zip(LANES, pairs, strict=True)
+        }
+
     async def stats(self) -> QueueStats:
         """The queue as it is now."""
         workers, now = await self.workers(), await self.now_ms()

@@ -324,6 +324,11 @@ class JobStore:
         with storage_errors():
             return await self._census.stats()
 
+    async def waiting_of(self, tenant: str) -> dict[Lane, dict[str, int]]:
+        """Tell what of a tenant's jobs waits, lane by lane: `queued_jobs` and `queued_tokens`."""
+        with storage_errors():
+            return await self._census.waiting_of(tenant)
+
     async def ping(self) -> None:
         """Return when Redis answers and takes new jobs."""
         with storage_errors():

@@ -27,6 +27,7 @@ def keys(tmp_path):
         "unhooked": {"tenant": "acme", "scopes": ["jobs:read", "jobs:write"]},
         "slow": {"tenant": "acme", "requests_per_minute": 3},
         "admin": {"tenant": "acme", "scopes": ["admin"]},
+        "operator": {"tenant": "ops", "scopes": ["admin", "jobs:read"]},
     }.items():
         made[name], line = new_key(**options)
         append_key(path, line)
@@ -310,3 +311,16 @@ async def test_who_may_not_use_webhooks_names_none_in_a_job(path, target, as_key
         assert (await client.post("/v1/jobs", json=BODY)).status_code == 202
     async with as_key("acme") as client:
         assert (await client.post(path, json=hooked)).status_code == 422, "may, but not there"
+
+
+@pytest.mark.anyio
+async def test_the_queue_shows_a_tenant_its_own_jobs_and_an_admin_all(as_key):
+    async with as_key("acme") as acme, as_key("globex") as globex, as_key("operator") as operator:
+        before = (await globex.get("/v1/queue")).json()
+        assert (await acme.post("/v1/jobs", json=BODY)).status_code == 202
+        assert (await globex.get("/v1/queue")).json() == before
+        assert before["lanes"]["interactive"] == {"queued_jobs": 0, "queued_tokens": 0}
+        assert (await acme.get("/v1/queue")).json()["lanes"]["interactive"]["queued_jobs"] == 1
+        whole = (await operator.get("/v1/queue")).json()
+        assert whole["lanes"]["interactive"]["queued_jobs"] == 1
+        assert {"work", "finished", "workers"} <= whole.keys()

@@ -47,7 +47,7 @@ class TestTurns:
         await submit_many(table, "flood", 10, each=20)
         assert "quiet" in await answer(worker, make_response)
 
-    @pytest.mark.sabotage("claim", "one.tag + math.min(tokens - spent, max_tokens)", "one.tag + 1")
+    @pytest.mark.sabotage("claim", "one.tag + tokens - spent", "one.tag + 1")
     async def test_what_is_shared_are_tokens_however_they_are_cut_into_jobs(self, table, make_response):
         worker = table.worker(max_batch_tokens=3_000)
         await submit_many(table, "large", 20, questions=("x" * 4_000,))

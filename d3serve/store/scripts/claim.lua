@@ -229,7 +229,7 @@ local function fill(lane, crew)
         table.remove(one.groups, 1)
         local spent = tokens
         if take_group(lane, one, best.group) then
-          one.tag = one.tag + math.min(tokens - spent, max_tokens)
+          one.tag = one.tag + tokens - spent
           charge(shelves, one.tenant, one.tag)
         end
         local at = 1
@@ -259,7 +259,7 @@ for _, lane in ipairs(order) do
     redis.call('HSET', K('lease', lease), 'worker', worker, 'pid', pid, 'lane', lane, 'ms', lease_ms)
     redis.call('ZADD', K('leases'), int(now + lease_ms), lease)
     if contended then
-      redis.call('HINCRBY', K('pace'), lane == 'offline' and 'overdue' or 'beside', int(math.min(tokens, max_tokens)))
+      redis.call('HINCRBY', K('pace'), lane == 'offline' and 'overdue' or 'beside', int(tokens))
     end
     break
   end

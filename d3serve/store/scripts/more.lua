@@ -46,7 +46,7 @@ for _, group in ipairs(redis.call('SMEMBERS', K('leasegrps', lease))) do
     if #taken > 0 then
       answer[#answer + 1] = {group, taken}
       local tag = tonumber(redis.call('ZSCORE', K('ring', on), tenant) or pace(lane))
-      charge({lane, on}, tenant, tag + math.min(tokens - spent, max_tokens))
+      charge({lane, on}, tenant, tag + tokens - spent)
     end
   end
 end
