@@ -74,9 +74,9 @@ class TurnProcess:
         self._store.revision = engine.info.revision or ""
         seconds = round(time.monotonic() - began, 1)
         told: Told = {"load": "loaded", "loads": 0, "model": engine.info.model_dump_json(), "error": ""}
-        if other := self._patiently(lambda: self._store.serve(engine.info.name, told)):
-            raise _taken(engine.info.name, other, self._settings.namespace)
         with self._telling:
+            if other := self._patiently(lambda: self._store.serve(engine.info.name, told)):
+                raise _taken(engine.info.name, other, self._settings.namespace)
             self._said |= told
             self._serves = engine.info.name
         self._runner = runner
@@ -85,7 +85,7 @@ class TurnProcess:
     def _tell(self, **fields: str | int) -> None:
         with self._telling:
             self._said |= fields
-        self._patiently(lambda: self._store.publish(fields))
+            self._patiently(lambda: self._store.publish(fields))
 
     def stay_known(self) -> None:
         """For a thread beside the turns: tell again what was told, for as long as the process lives."""

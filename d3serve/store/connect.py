@@ -47,22 +47,24 @@ LOST = (RedisConnectionError, RedisTimeoutError)
 
 # What a server says that is there, but cannot do now what it could before and may again: its disk is full, it lost
 # its replicas or its master, it was demoted, it loads, a script runs. redis-py has classes for some of these replies;
-# the others are known by their first word. A pipeline puts it behind what it sent, an old server behind a script's
-# place.
+# the others are known by their first word, which an old server puts behind a script's place.
 NOT_NOW: Final = (ReadOnlyError, ClusterDownError, TryAgainError)
 NOT_NOW_WORDS: Final = re.compile(
-    r"(?:^|caused error: |: -)"
-    r"(?:MISCONF|NOREPLICAS|UNBLOCKED|BUSY|LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN) "
+    r"(?:^|: -)"
+    r"(?P<word>MISCONF|NOREPLICAS|UNBLOCKED|BUSY|LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN) "
 )
+REFUSED: Final = (ExecAbortError, NoPermissionError)  # of what we do, nothing is, while all is well
 
 
 class NotNow(RedisConnectionError):
-    """A server that cannot serve now: to be waited for like one that cannot be reached."""
+    """A server that cannot serve now, to be waited for like one that is away; its first word says why."""
 
 
 def _raise_not_now(error: ResponseError) -> None:
-    if isinstance(error, NOT_NOW) or NOT_NOW_WORDS.search(str(error)):
-        raise NotNow(str(error)) from error
+    if isinstance(error, NOT_NOW):
+        raise NotNow(f"{type(error).__name__} {error}") from error
+    if found := NOT_NOW_WORDS.search(str(error)):
+        raise NotNow(str(error)[found.start("word") :]) from error
 
 
 class _Patient:
@@ -165,15 +167,11 @@ def storage_errors() -> Iterator[None]:
     """Turn what Redis says when it is away, full or not ready for us into StorageUnavailable; let bugs through."""
     try:
         yield
-    except NotNow as error:
-        raise StorageUnavailable(f"the job table cannot be used now: {error}") from error
     except LOST as error:
-        raise StorageUnavailable(f"the job table cannot be reached: {type(error).__name__}") from error
-    except (
-        ExecAbortError,
-        NoPermissionError,
-    ) as error:  # of what we do, nothing is refused while all is well
-        raise StorageUnavailable(f"the job table cannot be used now: {type(error).__name__}") from error
+        about = str(error).partition(" ")[0] if isinstance(error, NotNow) else type(error).__name__
+        raise StorageUnavailable(f"the job table cannot be used: {about}") from error
+    except REFUSED as error:
+        raise StorageUnavailable(f"the job table cannot be used: {type(error).__name__}") from error
     except ResponseError as error:
         if is_full(error):
             raise StorageUnavailable("the job table is full") from error

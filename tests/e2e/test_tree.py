@@ -82,6 +82,7 @@ def test_a_broker_that_is_killed_comes_back_with_its_jobs(up):
     assert tree.end() == 0
 
 
+@pytest.mark.faults
 def test_a_broker_that_keeps_dying_ends_the_tree_with_one_line(up):
     tree = up()
     while tree.process.poll() is None:
@@ -94,6 +95,7 @@ def test_a_broker_that_keeps_dying_ends_the_tree_with_one_line(up):
     assert "Traceback" not in tree.log()
 
 
+@pytest.mark.faults
 def test_the_last_line_names_the_process_that_ended_the_tree(up):
     tree = up()
     children = Path(f"/proc/{tree.process.pid}/task/{tree.process.pid}/children").read_text().split()
