@@ -34,7 +34,6 @@ BUGS = [
     "ERR unknown command",
     "WRONGTYPE Operation against a key",
     "BUSYGROUP Consumer Group name",
-    "ERR BUSY x",
 ]
 
 
