@@ -39,9 +39,10 @@ def api_process(folder):
     with bind("127.0.0.1", 0) as listener:
         command = [sys.executable, "-m", "d3serve", "api", "--fd", str(listener.fileno())]
         process = subprocess.Popen(command, env=env | folder.to_env(), pass_fds=[listener.fileno()])
-        yield process, f"http://127.0.0.1:{listener.getsockname()[1]}"
-        process.kill()
-        process.wait()
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    yield process, address  # the port is the child's alone: nobody waits for it once it is killed
+    process.kill()
+    process.wait()
 
 
 async def test_no_accepted_state_is_lost_when_the_api_is_killed_and_no_file_stays_behind(folder, api_process):
@@ -56,7 +57,8 @@ async def test_no_accepted_state_is_lost_when_the_api_is_killed_and_no_file_stay
         if len(accepted) == 12:
             process.kill()
 
-    async with httpx.AsyncClient(base_url=address, timeout=30) as client:
+    few = httpx.Limits(max_connections=8)  # so that most have yet to be sent when the process is killed
+    async with httpx.AsyncClient(base_url=address, timeout=30, limits=few) as client:
         ended = await asyncio.gather(*(submit(client, n) for n in range(40)), return_exceptions=True)
     assert all(isinstance(error, httpx.TransportError) for error in ended if error is not None)
     assert 12 <= len(accepted) < 40
