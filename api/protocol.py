@@ -35,6 +35,10 @@ class BoundedConnection(HttpToolsProtocol):
         self._body_since: float | None = None
         self._parts_since: float | None = None
         self._stuck_at: float | None = None  # when what we write must be taken
+        self._running: RequestResponseCycle | None = (
+            None  # uvicorn's own is the newest, which may wait in a pipeline
+        )
+        self._answered_early = False
         self._messages = self._framing_bytes = self._body_bytes = 0
 
     # --- phases ------------------------------------------------------------------------------------
@@ -51,6 +55,7 @@ class BoundedConnection(HttpToolsProtocol):
         """Expect nothing more."""
         self._open.remove(self)
         super().connection_lost(exc)
+        self._give_up_answers()
 
     def data_received(self, data: bytes) -> None:
         """Read on, and count what is no body: heads, chunk sizes and their extensions, trailers."""
@@ -101,6 +106,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Expect the next head, or part."""
+        if self._answered_early and not self.transport.is_closing():
+            self._part()
         super().on_response_complete()
         if self.cycle.response_complete and self._parts_since is None:
             self._waits_since = self.loop.time()
@@ -144,9 +151,7 @@ class BoundedConnection(HttpToolsProtocol):
         """Say why, if that cannot be taken for a part of another answer, and part."""
         if self.transport.is_closing() or self._parts_since is not None:
             return
-        another: RequestResponseCycle | None = (
-            self.cycle
-        )  # None before the first head, whatever uvicorn's type says
+        another = self._running
         if another is not None and another.response_started and not another.response_complete:
             self.transport.close()
             return
@@ -165,9 +170,18 @@ class BoundedConnection(HttpToolsProtocol):
         """
         self._parts_since = self.loop.time()
         self._open.waits(self)
+        self._give_up_answers()
         self._unset_keepalive_if_required()
         self.flow.resume_reading()
         self.transport.write_eof()
+
+    def _give_up_answers(self) -> None:
+        """Tell what is under way that nobody hears its answer."""
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.waiting_for_100_continue = False  # else it would write that
+            self._running.message_event.set()
 
     def _time_to_take(self) -> float:
         return BODY_WITHIN_S + self.transport.get_write_buffer_size() / BYTES_PER_S
@@ -178,19 +192,15 @@ class BoundedConnection(HttpToolsProtocol):
         """Let an answer that comes before the whole request was read be the last on the connection."""
 
         async def answer(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-            early = False
-
             async def send_early(message: ASGISendEvent) -> None:
-                nonlocal early
                 if message["type"] == "http.response.start" and cycle.more_body:
-                    early = True
+                    self._answered_early = True
                     message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
                 await send(message)
-                if early and not cycle.response_complete:
+                if self._answered_early:
                     cycle.keep_alive = True  # else it would be closed with the answer, and the answer lost
 
             await app(scope, receive, send_early)
-            if early and cycle.response_complete and not self.transport.is_closing():
-                self._part()
 
+        self._running = cycle
         super()._start_asgi_task(cycle, answer)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import zlib
 
 import zstandard
@@ -13,6 +14,11 @@ NOUL = {"type": "noul", "instructions": "Is it so?"}
 def request(state="hello", questions=None, **fields):
     """A request in which one thing is odd."""
     return {"model": "jev-latest", "state": state, "questions": questions or {"q": NOUL}} | fields
+
+
+def letters(size):
+    """A request with a long text of letters that could be composed of others."""
+    return _dumped(request(questions={"q": NOUL | {"criteria": {"yes": "é" * (size // 2)}}}))
 
 
 def known(size):
@@ -63,6 +69,12 @@ def known(size):
             {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""}] * (size // 40)}]}
         ),
     }
+
+
+def packed(body):
+    """The JSON under zstd, with white space behind it that does not pack: a body is refused that packs too well."""
+    chance = random.Random(len(body))  # noqa: S311 - the same every time
+    return zstandard.compress(body + bytes(chance.choices(b" \n\r\t", k=len(body) // 25)))
 
 
 def mutated(chance, size):

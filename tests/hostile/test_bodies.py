@@ -2,10 +2,10 @@
 
 import json
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import zstandard
 from hostile import odd_bodies
 from hostile.odd_bodies import MIB
 
@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.hostile, pytest.mark.timeout(1_800)]
 
 BODIES = 2_000
 AT_ONCE = 8
+PATIENCE = 300
 PATHS = ("/v1/jobs", "/v1/jobs", "/v1/decisions", "/v1/systemone")
 WORST_S = 1.0  # the goal is 0.1 s on a quiet machine; this is for one that does other things too
 MOST_MEMORY_BYTES = 2**30
@@ -24,11 +25,13 @@ def cases():
     made = 0
     for size in (64 * 2**10, 2 * MIB, 15 * MIB):
         for name, body in odd_bodies.known(size).items():
+            packed = chance.random() < 0.5
+            headers = {"Content-Encoding": "zstd"} if packed else {}
             yield (
                 f"{name}, {size}",
                 chance.choice(PATHS),
-                zstandard.compress(body),
-                {"Content-Encoding": "zstd"},
+                odd_bodies.packed(body) if packed else body,
+                headers,
             )
             made += 1
     for number in range(made, BODIES):
@@ -41,7 +44,11 @@ def send(api, case):
     """What came back for one case, if it is not what should: a client's error or an answer, with the one error body."""
     name, path, body, headers = case
     headers = {n: v.encode("latin-1") if isinstance(v, str) else v for n, v in headers.items()}
-    status, _, text = api.call("POST", path, body, timeout=120, Prefer="wait=0", **headers)
+    for _ in range(PATIENCE):
+        status, _, text = api.call("POST", path, body, timeout=120, Prefer="wait=0", **headers)
+        if status not in (429, 503):
+            break
+        time.sleep(0.1)  # the process, or we, have enough in hand
     told = json.loads(text) if text else {}
     if status in (200, 202):
         return None
