@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Literal, Self
@@ -11,25 +10,34 @@ import numpy as np
 import torch
 from pydantic import JsonValue
 
-from d3serve.errors import DeviceError, InvalidRequest, MaxTokensExceeded, OutOfDeviceMemory
+from d3serve.errors import InvalidRequest, MaxTokensExceeded, OutOfDeviceMemory
 from d3serve.model.assembly import describe, make_state_cache, read_or_draw_weights, size_pools
 from d3serve.model.backbone import Backbone, PassInputs, Pools
 from d3serve.model.buckets import ROW_SIZES, Bucket
 from d3serve.model.checkpoint import Quantization
 from d3serve.model.config import DecisionConfig, load_decision_config, load_geometry
+from d3serve.model.device_faults import watched
 from d3serve.model.graphs import GraphCache
 from d3serve.model.hub import locate
 from d3serve.model.memory import MLP_ROWS, MemoryPlan
 from d3serve.model.pace import Pace
 from d3serve.model.placement import Device, Dtype, place
 from d3serve.model.plan import PassRows, plan_rows
-from d3serve.model.prompt import Prompts, Tokens, build_prompts
-from d3serve.model.readout import option_count, read_probabilities, to_answer
+from d3serve.model.prompt import (
+    Prompts,
+    Tokens,
+    build_prompts,
+    check_length,
+    question_texts,
+    sift,
+    state_text,
+)
+from d3serve.model.readout import option_count, read_probabilities
 from d3serve.model.remote_format import RemoteFormat, load_prompts
 from d3serve.model.state_cache import CacheStats, StateCache
 from d3serve.model.tokenizer import PromptTokenizer, SpecialTokens
-from d3serve.model.turn import Pass, PinnedPass, PreparedJob, Progress, Turn
-from d3serve.schemas import Answer, ModelInfo, NoulQuestion, Question, Usage
+from d3serve.model.turn import DecidedJob, Pass, PinnedPass, PreparedJob, Turn
+from d3serve.schemas import ModelInfo, NoulQuestion, Question
 
 __all__ = ["DecidedJob", "DecisionEngine", "PreparedJob"]
 
@@ -39,14 +47,6 @@ REHEARSED_QUESTION = 256  # rows at most: longer ones are not cut
 REHEARSAL = "rehearsal"  # the state key of jobs that warm up; a real one is a digest
 LONG_ROWS = 8192  # from here on a pass calls `at_yield`: the 27B on an H200 takes 0.7 s for so many
 AtYield = Callable[[float], None]
-
-
-@dataclass(frozen=True)
-class DecidedJob:
-    """A job's answers, in the order of its questions, and what they cost."""
-
-    answers: dict[str, Answer]
-    usage: Usage
 
 
 class DecisionEngine:
@@ -105,16 +105,17 @@ class DecisionEngine:
 
         Raises:
             InvalidCheckpoint: the package is incomplete, inconsistent, of an unknown kind, or too large here.
-            InvalidSettings: a value is unknown, or asks for a GPU, FP8 products or memory that is not there.
+            InvalidSettings, DeviceError: an option asks for what is not there; the accelerator failed.
         """
         where, kind = place(device, dtype, quantization)
         package = locate(model, revision, with_code=trust_remote_code)
-        folder = package.folder
-        config, geometry = load_decision_config(folder, any_layout=trust_remote_code), load_geometry(folder)
+        folder, geometry = package.folder, load_geometry(package.folder)
+        config = load_decision_config(folder, any_layout=trust_remote_code)
         tokenizer = load_prompts(folder, config, special_tokens_in_text)
-        weights = read_or_draw_weights(folder, geometry, where, kind, load_format, quantization)
-        plan = size_pools(geometry, kind, where, state_cache_bytes, shares_state=config.shares_state)
-        pools = Pools.allocate(geometry, rows=plan.rows, slots=plan.slots, device=where, dtype=kind)
+        with watched(where):
+            weights = read_or_draw_weights(folder, geometry, where, kind, load_format, quantization)
+            plan = size_pools(geometry, kind, where, state_cache_bytes, shares_state=config.shares_state)
+            pools = Pools.allocate(geometry, rows=plan.rows, slots=plan.slots, device=where, dtype=kind)
         read_as = (str(kind), load_format, str(quantization), special_tokens_in_text)
         return cls(
             info=describe(package, config, geometry, kind, where, read_as),
@@ -141,6 +142,7 @@ class DecisionEngine:
         *,
         salt: str = "",
         max_tokens: int | None = None,
+        partial: bool = False,
     ) -> PreparedJob:
         """Tokenize a job, on the CPU.
 
@@ -149,6 +151,7 @@ class DecisionEngine:
             questions: at least one.
             salt: jobs with different salts never share a state.
             max_tokens: longest prompt, within the model's own limit; None means the validated length.
+            partial: set questions aside that are refused, as long as one is left.
 
         Raises:
             InvalidRequest: there is no question, or the state is no JSON or no Unicode text.
@@ -157,25 +160,41 @@ class DecisionEngine:
         """
         if not questions:
             raise InvalidRequest("a job needs at least one question", field="questions")
-        prompts = self._prompts(state, questions)
-        states = prompts.own_states or (prompts.state,) * len(questions)
         limit = min(self.info.validated_length if max_tokens is None else max_tokens, self.info.max_length)
-        for name, lead, block in zip(questions, states, prompts.questions, strict=True):
-            length = len(lead) + len(block)
-            if length > limit:
-                raise MaxTokensExceeded(
-                    f"the prompt of question {name!r} has {length} tokens, over the limit of {limit}",
-                    field=f"questions.{name}",
-                    details={"tokens": length, "limit": limit},
-                )
-        key = self._state_key(states[0], salt)
+        self._check_state(state, limit)
+        asked, refused = sift(
+            questions, lambda name: self._check_question(name, questions[name], limit), partial
+        )
+        prompts = self._prompts(state, asked)
+        lengths = dict(zip(asked, prompts.lengths, strict=True))
+        fitting, too_long = sift(asked, lambda name: check_length(name, lengths[name], limit), partial)
+        prompts = prompts.only([name in fitting for name in asked])
+        states, refused = prompts.own_states or (prompts.state,), refused | too_long
+        key, count = self._state_key(states[0], salt), len(questions)
         if not self._config.shares_state:
-            whole = tuple(map(np.concatenate, zip(states, prompts.questions, strict=True)))
-            return PreparedJob(key, prompts.state[:0], dict(questions), whole)
+            leads = prompts.own_states or (prompts.state,) * len(fitting)
+            whole = tuple(map(np.concatenate, zip(leads, prompts.questions, strict=True)))
+            return PreparedJob(key, prompts.state[:0], fitting, whole, refused=refused, asked_for=count)
         own_keys = tuple(self._state_key(each, salt) for each in prompts.own_states)
         return PreparedJob(
-            key, prompts.state, dict(questions), prompts.questions, prompts.own_states, own_keys
+            key, prompts.state, fitting, prompts.questions, prompts.own_states, own_keys, refused, count
         )
+
+    def _check_state(self, state: JsonValue, limit: int) -> None:
+        text = state_text(state)
+        if (least := self._tokenizer.floor.over(limit, text)) is not None:
+            raise MaxTokensExceeded(
+                f"the state has at least {least} tokens, over the limit of {limit}",
+                field="state",
+                details={"tokens": least, "limit": limit},
+            )
+
+    def _check_question(self, name: str, question: Question, limit: int) -> None:
+        instructions, options = question_texts(name, question, self._config.codes)
+        if isinstance(self._tokenizer, RemoteFormat):
+            self._tokenizer.check(name, question)
+        if (least := self._tokenizer.floor.over(limit, "\n".join((instructions, *options)))) is not None:
+            check_length(name, least, limit)
 
     def _prompts(self, state: JsonValue, questions: Mapping[str, Question]) -> Prompts:
         if isinstance(self._tokenizer, RemoteFormat):
@@ -207,7 +226,6 @@ class DecisionEngine:
                 call, and nothing stays behind.
 
         Raises:
-            InvalidModelOutput: the model produced numbers that are no probabilities.
             OutOfDeviceMemory: one question does not fit even alone; the message holds the sizes.
             DeviceError: the accelerator failed.
         """
@@ -216,14 +234,26 @@ class DecisionEngine:
         if self._suspended:
             rows, states = plan.beside_rows, plan.beside_slots
         turn = Turn(jobs, self.cache, pass_rows=rows, pass_states=states)
-        for filled in self._passes(turn):
-            tell = at_yield and partial(_tell, at_yield, done, len(filled.asked), total)
-            with PinnedPass(filled, self.cache) as held:
-                found = self._probabilities(filled, held.scratch, tell)
-            for asked, probabilities in zip(filled.asked, found, strict=True):
-                asked.progress.probabilities[asked.index] = probabilities
-            done += len(filled.asked)
-        return [_decided(progress) for progress in turn.progress]
+        with watched(self._shape.device):
+            for filled in self._passes(turn):
+                tell = at_yield and partial(_tell, at_yield, done, len(filled.asked), total)
+                try:
+                    self._run(filled, tell)
+                except OutOfDeviceMemory:
+                    if not turn.take_back(filled):
+                        raise
+                else:
+                    done += len(filled.asked)
+        return [progress.decided() for progress in turn.progress]
+
+    def _run(self, filled: Pass, tell: AtYield | None) -> None:
+        """Run one pass; a state whose questions give no numbers is forgotten, since it may be what broke them."""
+        with PinnedPass(filled, self.cache) as held:
+            found = self._probabilities(filled, held.scratch, tell)
+        for asked, probabilities in zip(filled.asked, found, strict=True):
+            asked.progress.probabilities[asked.index] = probabilities
+            if probabilities is None:
+                self.cache.forget(asked.state_key)
 
     def _passes(self, turn: Turn) -> Iterator[Pass]:
         """Yield the turn's passes; where free rows lie too scattered for one that would fit, the cache is emptied."""
@@ -238,22 +268,20 @@ class DecisionEngine:
                 return
 
     @torch.inference_mode()
-    def _probabilities(self, filled: Pass, scratch: int, tell: AtYield | None) -> list[list[float]]:
+    def _probabilities(self, filled: Pass, scratch: int, tell: AtYield | None) -> list[list[float] | None]:
         rows = plan_rows(filled.states, filled.rows, scratch)
         try:
             return read_probabilities(
                 self._hidden(rows, tell),
                 self.backbone.weights.readout,
                 [option_count(asked.question) for asked in filled.asked],
-                [self._config.temperature_for(len(asked.progress.job.blocks)) for asked in filled.asked],
+                [self._config.temperature_for(asked.progress.job.asked_for) for asked in filled.asked],
             )
         except torch.OutOfMemoryError as error:
             message = (
                 f"{len(rows.tokens)} rows of {len(filled.asked)} questions do not fit the device: {error}"
             )
             raise OutOfDeviceMemory(message) from error
-        except torch.AcceleratorError as error:
-            raise DeviceError(f"the accelerator failed: {error}") from error
 
     def _hidden(self, rows: PassRows, tell: AtYield | None) -> torch.Tensor:
         """Run a planned pass, as a CUDA graph if it is small; hidden states of its readout rows."""
@@ -321,19 +349,3 @@ def _rehearsal(rows: int, questions: int) -> PreparedJob:
     state = np.zeros(rows - len(block) * questions, dtype=np.int32)
     asked: dict[str, Question] = {str(n): NoulQuestion(type="noul") for n in range(questions)}
     return PreparedJob(REHEARSAL, state, asked, (block,) * questions)
-
-
-def _decided(progress: Progress) -> DecidedJob:
-    job = progress.job
-    answers = {
-        name: to_answer(question, progress.probabilities[index])
-        for index, (name, question) in enumerate(job.by_name.items())
-    }
-    usage = Usage(
-        input_tokens=job.input_tokens,
-        computed_tokens=progress.computed_tokens,
-        state_tokens=job.state_tokens,
-        state_cached=job.state_tokens > 0 and not progress.read_state,
-        questions=job.questions,
-    )
-    return DecidedJob(answers, usage)

@@ -7,14 +7,15 @@ to the question block. So ids always come from the whole prompt, never from the 
 
 import json
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from d3serve.errors import InvalidQuestion, InvalidRequest, TooManyOptions
+from d3serve.errors import D3ServeError, InvalidQuestion, InvalidRequest, MaxTokensExceeded, TooManyOptions
 from d3serve.model.tokenizer import Encoded, PromptTokenizer
 from d3serve.schemas import ChoiceQuestion, NoulQuestion, Question, ScoreQuestion
 
@@ -40,6 +41,54 @@ class Prompts:
     state: Tokens
     questions: tuple[Tokens, ...]
     own_states: tuple[Tokens, ...] = ()
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each question's whole prompt."""
+        states = self.own_states or (self.state,) * len(self.questions)
+        return [len(state) + len(block) for state, block in zip(states, self.questions, strict=True)]
+
+    def only(self, chosen: Sequence[bool]) -> "Prompts":
+        """The prompts of the chosen questions."""
+        return Prompts(
+            self.state, tuple(compress(self.questions, chosen)), tuple(compress(self.own_states, chosen))
+        )
+
+
+def sift(
+    questions: Mapping[str, Question], check: Callable[[str], None], partial: bool
+) -> tuple[dict[str, Question], dict[str, D3ServeError]]:
+    """Part questions into those that pass `check` and the refusals of the others.
+
+    Raises:
+        InvalidRequest: the first refusal, unless `partial` asks for the rest and there is any.
+    """
+    kept, refused = dict(questions), dict[str, D3ServeError]()
+    for name in questions:
+        try:
+            check(name)
+        except InvalidRequest as error:
+            if not partial:
+                raise
+            del kept[name]
+            refused[name] = error
+    if not kept:
+        raise next(iter(refused.values()))
+    return kept, refused
+
+
+def check_length(name: str, tokens: int, limit: int) -> None:
+    """Refuse a prompt that is too long.
+
+    Raises:
+        MaxTokensExceeded: `field` names its question.
+    """
+    if tokens > limit:
+        raise MaxTokensExceeded(
+            f"the prompt of question {name!r} has {tokens} tokens, over the limit of {limit}",
+            field=f"questions.{name}",
+            details={"tokens": tokens, "limit": limit},
+        )
 
 
 def describe(value: JsonValue) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from d3serve.errors import InvalidModelOutput
 from d3serve.model.prompt import option_texts
 from d3serve.schemas import (
     Answer,
@@ -22,7 +21,7 @@ from d3serve.schemas import (
 
 def read_probabilities(
     hidden: Tensor, readout: Tensor, options: Sequence[int], temperatures: Sequence[float]
-) -> list[list[float]]:
+) -> list[list[float] | None]:
     """Probabilities of each question's options: softmax over its first codes, on the device.
 
     Logits are summed in FP64: a library sums in another order for another number of questions, and in
@@ -35,10 +34,8 @@ def read_probabilities(
         temperatures: what divides each question's logits.
 
     Returns:
-        N lists that each sum to 1 in float64. This waits for the device.
-
-    Raises:
-        InvalidModelOutput: a probability is not finite, or all are zero.
+        N lists that each sum to 1 in float64, or None where a number is not finite or all are zero. This waits for
+        the device.
     """
     logits = (hidden.double() @ readout.double().T).float()
     device = logits.device
@@ -49,10 +46,10 @@ def read_probabilities(
     return [_normalised(row[:count]) for row, count in zip(rows, options, strict=True)]
 
 
-def _normalised(values: list[float]) -> list[float]:
+def _normalised(values: list[float]) -> list[float] | None:
     total = math.fsum(values)
     if not math.isfinite(total) or total <= 0:
-        raise InvalidModelOutput("the model produced numbers that are no probabilities")
+        return None
     return [value / total for value in values]
 
 

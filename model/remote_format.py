@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from d3serve.errors import InvalidCheckpoint, InvalidQuestion, InvalidRequest
 from d3serve.model.config import DecisionConfig
 from d3serve.model.prompt import Prompts, Tokens, question_texts, state_text
+from d3serve.model.token_floor import TokenFloor
 from d3serve.model.tokenizer import (
     PromptTokenizer,
     SpecialTokens,
@@ -71,6 +72,7 @@ class RemoteFormat:
         self._tokenizer = tokenizer
         self._rust: RustTokenizer = tokenizer.backend_tokenizer
         self._codes = list(codes)
+        self.floor = TokenFloor(self._rust)
         self._control = [token.content for token in self._rust.get_added_tokens_decoder().values()]
         self._refuse_control = special_tokens == "plain"
         try:
@@ -80,7 +82,7 @@ class RemoteFormat:
         self.shares_state = len(leads) == 1
 
     def build(self, state: JsonValue, questions: Mapping[str, Question]) -> Prompts:
-        """Render, tokenize and split each question's prompt.
+        """Render, tokenize and split each question's prompt; the questions have passed `check`.
 
         Raises:
             InvalidRequest: the state is no JSON or no Unicode text, or holds a control token.
@@ -90,7 +92,6 @@ class RemoteFormat:
         self._check(text, InvalidRequest("the state holds a control token of this model", field="state"))
         states, blocks = [], []
         for name, question in questions.items():
-            question_texts(name, question, self._codes)  # refuses what no layout could ask
             lead, block = self._split(name, question, state, text)
             states.append(lead)
             blocks.append(block)
@@ -98,12 +99,20 @@ class RemoteFormat:
             return Prompts(states[0], tuple(blocks))
         return Prompts(states[0][:0], tuple(blocks), own_states=tuple(states))
 
+    def check(self, name: str, question: Question) -> None:
+        """Refuse a question that cannot be asked of any state.
+
+        Raises:
+            InvalidQuestion: it holds a control token, or no layout could ask it; `field` names it.
+        """
+        question_texts(name, question, self._codes)
+        refusal = InvalidQuestion(
+            f"question {name!r} holds a control token of this model", field=f"questions.{name}"
+        )
+        self._check(question.model_dump_json(), refusal)
+
     def _split(self, name: str, question: Question, state: JsonValue, text: str) -> tuple[Tokens, Tokens]:
         field = f"questions.{name}"
-        self._check(
-            question.model_dump_json(),
-            InvalidQuestion(f"question {name!r} holds a control token of this model", field=field),
-        )
         try:
             before, after = self._around(question)
             rendered = self._render(state, question)
@@ -114,7 +123,9 @@ class RemoteFormat:
             raise InvalidRequest(
                 f"the checkpoint's {FILE} does not show where this state ends", field="state"
             )
-        encoding = self._rust.encode(rendered, add_special_tokens=False)
+        (encoding,) = self._rust.encode_batch(
+            [rendered], add_special_tokens=False
+        )  # other threads run meanwhile
         size = bisect_right([end for _, end in encoding.offsets], len(before) + len(text))
         ids = np.array(encoding.ids, dtype=np.int32)
         return ids[:size], ids[size:]

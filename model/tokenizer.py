@@ -21,6 +21,7 @@ from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
 from d3serve.errors import InvalidCheckpoint
 from d3serve.model.config import CODES, DecisionConfig, Fields, read_json
+from d3serve.model.token_floor import TokenFloor
 
 SpecialTokens = Literal["plain", "reference"]
 
@@ -63,6 +64,7 @@ class PromptTokenizer:
         self._plain.normalizer = tokenizer.normalizer
         self._plain.pre_tokenizer = tokenizer.pre_tokenizer
         self._special_tokens = special_tokens
+        self.floor = TokenFloor(tokenizer)
         self._opening = self._full.encode(OPENING).ids
         self._closing = self._full.encode(CLOSING).ids
 
@@ -90,7 +92,8 @@ class PromptTokenizer:
 
     @staticmethod
     def _encode(tokenizer: RustTokenizer, text: str) -> tuple[list[int], list[int]]:
-        encoding = tokenizer.encode(text, add_special_tokens=False)
+        # A batch of one: unlike `encode` it lets other threads run meanwhile, the one that keeps the lease among them.
+        (encoding,) = tokenizer.encode_batch([text], add_special_tokens=False)
         return encoding.ids, [end for _, end in encoding.offsets]
 
 

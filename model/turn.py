@@ -5,14 +5,16 @@ Bookkeeping between jobs and the state cache; no tensors.
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Self
 
-from d3serve.errors import OutOfDeviceMemory
+from d3serve.errors import D3ServeError, InvalidModelOutput, OutOfDeviceMemory
 from d3serve.model.plan import QuestionRows, StatePlace, StateRows
 from d3serve.model.prompt import Tokens
+from d3serve.model.readout import to_answer
 from d3serve.model.state_cache import Entry, StateCache
-from d3serve.schemas import Question
+from d3serve.schemas import Answer, Question, Usage
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class PreparedJob:
     """A tokenized job; opaque outside the engine but for its sizes and its state key.
 
     `state_key` is equal for jobs that can share one reading of their state. Where a layout gives each
-    question a state block of its own, `state` is empty and `own_states` and `own_keys` hold them.
+    question a state block of its own, `state` is empty and `own_states` and `own_keys` hold them. `refused` holds
+    why questions of a partial job are not asked; `asked_for` counts them too, since a temperature may depend on it.
     """
 
     state_key: str
@@ -29,6 +32,12 @@ class PreparedJob:
     blocks: tuple[Tokens, ...] = field(repr=False)
     own_states: tuple[Tokens, ...] = field(default=(), repr=False)
     own_keys: tuple[str, ...] = field(default=(), repr=False)
+    refused: Mapping[str, D3ServeError] = field(default_factory=dict)
+    asked_for: int = 0
+
+    def __post_init__(self) -> None:
+        """Count the questions, unless the client asked for more."""
+        object.__setattr__(self, "asked_for", self.asked_for or len(self.blocks))
 
     @property
     def state_tokens(self) -> int:
@@ -46,15 +55,62 @@ class PreparedJob:
         states = sum(map(len, self.own_states)) + len(self.state) * len(self.blocks)
         return sum(map(len, self.blocks)) + states
 
+    def batches(self, max_tokens: int, max_questions: int) -> list[Self]:
+        """Cut the job between questions into jobs within both bounds, or of one question."""
+        cuts, tokens = [0], len(self.state)
+        for index, block in enumerate(self.blocks):
+            cost = len(block) + (len(self.own_states[index]) if self.own_states else 0)
+            if index > cuts[-1] and (tokens + cost > max_tokens or index - cuts[-1] >= max_questions):
+                cuts.append(index)
+                tokens = len(self.state)
+            tokens += cost
+        return [self._part(slice(*ends)) for ends in pairwise([*cuts, len(self.blocks)])]
+
+    def _part(self, chosen: slice) -> Self:
+        return replace(
+            self,
+            by_name=dict(list(self.by_name.items())[chosen]),
+            blocks=self.blocks[chosen],
+            own_states=self.own_states[chosen],
+            own_keys=self.own_keys[chosen],
+        )
+
+
+@dataclass(frozen=True)
+class DecidedJob:
+    """A job's answers, in the order of its questions, what they cost, and the questions that got none."""
+
+    answers: dict[str, Answer]
+    usage: Usage
+    failed: dict[str, D3ServeError] = field(default_factory=dict)
+
 
 @dataclass(eq=False)
 class Progress:
-    """What passes have found out about one job so far; probabilities by the question's index."""
+    """What passes have found out about one job so far: probabilities by the question's index, None for no numbers."""
 
     job: PreparedJob
-    probabilities: dict[int, list[float]] = field(default_factory=dict)
+    probabilities: dict[int, list[float] | None] = field(default_factory=dict)
     computed_tokens: int = 0
     read_state: bool = False
+
+    def decided(self) -> DecidedJob:
+        """Type the answers, once every question has been asked."""
+        job, answers, failed = self.job, dict[str, Answer](), dict[str, D3ServeError]()
+        for index, (name, question) in enumerate(job.by_name.items()):
+            if (probabilities := self.probabilities[index]) is None:
+                message = f"the model produced numbers that are no probabilities for question {name!r}"
+                failed[name] = InvalidModelOutput(message, field=f"questions.{name}")
+            else:
+                answers[name] = to_answer(question, probabilities)
+        usage = Usage(
+            input_tokens=job.input_tokens,
+            computed_tokens=self.computed_tokens,
+            state_tokens=job.state_tokens,
+            state_cached=job.state_tokens > 0 and not self.read_state,
+            questions=job.questions,
+        )
+        return DecidedJob(answers, usage, failed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +148,7 @@ class Pass:
     """One pass: the states it reads, the questions it asks and the cache entries it keeps pinned."""
 
     states: list[StateRows] = field(default_factory=list)
+    readers: list[Progress] = field(default_factory=list)  # the job that each state is read for
     rows: list[QuestionRows] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     fresh: list[Entry] = field(default_factory=list)
@@ -118,12 +175,12 @@ class Turn:
         self._cache = cache
         self.pass_rows = pass_rows
         self._pass_states = pass_states
-        groups: dict[str, deque[Asked]] = {}
+        self._pass_questions = sum(job.questions for job in jobs)
+        self._groups: dict[str, deque[Asked]] = {}
         for each in self.progress:
             for index in range(len(each.job.blocks)):
                 asked = Asked(each, index)
-                groups.setdefault(asked.state_key, deque()).append(asked)
-        self._groups = deque(groups.values())
+                self._groups.setdefault(asked.state_key, deque()).append(asked)
 
     def passes(self) -> Iterator[Pass]:
         """Yield passes until every question has been asked; finish each before taking the next.
@@ -133,14 +190,27 @@ class Turn:
         """
         while self._groups:
             filling = Pass()
-            while self._groups:
-                self._admit(filling, self._groups[0])
-                if self._groups[0]:
+            for key, group in list(self._groups.items()):
+                self._admit(filling, group)
+                if group:
                     break  # the pools are full
-                self._groups.popleft()
+                del self._groups[key]
             if not filling.asked:
-                raise self._too_large(self._groups[0][0])
+                raise self._too_large(next(iter(self._groups.values()))[0])
             yield filling
+
+    def take_back(self, failed: Pass) -> bool:
+        """Ask the questions of a pass again that ran out of memory, half as many at a time; False if it had but one."""
+        if len(failed.asked) < 2:
+            return False
+        self._pass_questions = len(failed.asked) // 2
+        for asked in reversed(failed.asked):
+            asked.progress.computed_tokens -= len(asked.block)
+            self._groups.setdefault(asked.state_key, deque()).appendleft(asked)
+        for reader, state in zip(failed.readers, failed.states, strict=True):
+            reader.read_state = False
+            reader.computed_tokens -= len(state.tokens)
+        return True
 
     def _admit(self, filling: Pass, group: deque[Asked]) -> None:
         """Place a group's state and take its questions while the pools have rows for them."""
@@ -173,11 +243,12 @@ class Turn:
         if fresh is not None and place is not None:
             filling.fresh.append(fresh)
             filling.states.append(StateRows(first.state, place))
+            filling.readers.append(first.progress)
             first.progress.read_state = True
             first.progress.computed_tokens += len(first.state)
 
     def _has_room(self, filling: Pass, rows: int) -> bool:
-        return filling.tokens + rows <= self.pass_rows
+        return len(filling.asked) < self._pass_questions and filling.tokens + rows <= self.pass_rows
 
     def _too_large(self, asked: Asked) -> OutOfDeviceMemory:
         sizes = {

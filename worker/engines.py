@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from d3serve.errors import D3ServeError
 from d3serve.schemas import Answer, ModelInfo, Question, Usage
 from d3serve.settings import Settings
 
@@ -32,6 +33,15 @@ class Prepared(Protocol):
         """How many questions."""
         ...
 
+    @property
+    def refused(self) -> Mapping[str, D3ServeError]:
+        """Why questions of a partial job are not asked."""
+        ...
+
+    def batches(self, max_tokens: int, max_questions: int) -> Sequence["Prepared"]:
+        """The job cut between questions into jobs within both bounds, or of one question."""
+        ...
+
 
 class Decided(Protocol):
     """One job, answered."""
@@ -46,6 +56,11 @@ class Decided(Protocol):
         """What it cost."""
         ...
 
+    @property
+    def failed(self) -> Mapping[str, D3ServeError]:
+        """Why questions got no answer."""
+        ...
+
 
 class Engine(Protocol):
     """Turns states and questions into answers; one per process, used by one thread."""
@@ -56,13 +71,22 @@ class Engine(Protocol):
         ...
 
     def prepare(
-        self, state: Any, questions: Mapping[str, Question], *, salt: str = "", max_tokens: int | None = None
+        self,
+        state: Any,
+        questions: Mapping[str, Question],
+        *,
+        salt: str = "",
+        max_tokens: int | None = None,
+        partial: bool = False,
     ) -> Prepared:
-        """Tokenize a job on the CPU; raises MaxTokensExceeded or InvalidQuestion, `field` naming the question."""
+        """Tokenize a job on the CPU; raises MaxTokensExceeded or InvalidQuestion, `field` naming the question.
+
+        With `partial` the questions that are refused are set aside, as long as one is left.
+        """
         ...
 
     def decide(self, jobs: Sequence[Any]) -> Sequence[Decided]:
-        """Answer jobs in one pass; raises InvalidModelOutput, OutOfDeviceMemory or DeviceError."""
+        """Answer jobs in one pass; raises OutOfDeviceMemory or DeviceError."""
         ...
 
     def cached_state_keys(self) -> Collection[str]:

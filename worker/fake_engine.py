@@ -1,9 +1,10 @@
 """An engine of known speed and repeatable answers, for benchmarks, demonstrations and fault tests.
 
-Model string: `fake:?state_ms=100&question_ms=10&cache=64&load_s=0&trace=/path&faults=1`. A pass sleeps
-`state_ms` for each state it has to read and `question_ms` for each question. With `faults=1`, a state that
-holds `fake:kill`, `fake:memory-error`, `fake:oom`, `fake:device-error`, `fake:nan`, `fake:crash` or
-`fake:sleep=<seconds>` makes the pass do that. `trace` names a file that gets one JSON line for each pass.
+Model string: `fake:?state_ms=100&question_ms=10&cache=64&load_s=0&trace=/path&faults=1`. A pass sleeps `state_ms` for
+each state it has to read and `question_ms` for each question. With `faults=1`, a state that holds `fake:kill`,
+`fake:memory-error`, `fake:oom`, `fake:device-error`, `fake:crash` or `fake:sleep=<seconds>` makes the pass do that, and
+one that holds `fake:nan` gets no numbers, as does a question that does. `trace` names a file that gets one JSON line
+for each pass.
 """
 
 import hashlib
@@ -14,12 +15,13 @@ import signal
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qsl
 
 from d3serve.errors import (
+    D3ServeError,
     DeviceError,
     InvalidCheckpoint,
     InvalidModelOutput,
@@ -39,7 +41,7 @@ from d3serve.schemas import (
 )
 from d3serve.store.encode import estimate_tokens, to_json
 
-FAULT = re.compile(r"fake:(kill|memory-error|oom|device-error|nan|crash|sleep=([0-9.]+))")
+FAULT = re.compile(r"fake:(kill|memory-error|oom|device-error|crash|sleep=([0-9.]+))")
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,22 @@ class FakePrepared:
     input_tokens: int
     state: str
     asked: Mapping[str, Question]
+    refused: Mapping[str, D3ServeError] = field(default_factory=dict)
 
     @property
     def questions(self) -> int:
         """How many questions."""
         return len(self.asked)
+
+    def batches(self, max_tokens: int, max_questions: int) -> list[Self]:
+        """The job cut between questions into jobs within both bounds, or of one question."""
+        each = (self.input_tokens - self.questions * self.state_tokens) // self.questions
+        count = max(1, min(max_questions, (max_tokens - self.state_tokens) // max(1, each)))
+        items = list(self.asked.items())
+        parts = [dict(items[start : start + count]) for start in range(0, len(items), count)]
+        return [
+            replace(self, asked=part, input_tokens=(each + self.state_tokens) * len(part)) for part in parts
+        ]
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,7 @@ class FakeDecided:
 
     answers: dict[str, Answer]
     usage: Usage
+    failed: Mapping[str, D3ServeError]
 
 
 class FakeEngine:
@@ -116,7 +130,13 @@ class FakeEngine:
         return frozenset(self._cache)
 
     def prepare(
-        self, state: Any, questions: Mapping[str, Question], *, salt: str = "", max_tokens: int | None = None
+        self,
+        state: Any,
+        questions: Mapping[str, Question],
+        *,
+        salt: str = "",
+        max_tokens: int | None = None,
+        partial: bool = False,
     ) -> FakePrepared:
         """Count tokens by length.
 
@@ -126,15 +146,20 @@ class FakeEngine:
         text = to_json(state)
         state_tokens, total = estimate_tokens(text), 0
         limit = min(max_tokens or self._options.max_length, self._options.max_length)
+        asked, refused = dict(questions), dict[str, D3ServeError]()
         for name, question in questions.items():
             length = state_tokens + estimate_tokens(question.model_dump_json())
-            if length > limit:
-                raise MaxTokensExceeded(
-                    f"question {name!r} needs {length} tokens, {limit} are allowed", field=f"questions.{name}"
-                )
-            total += length
+            if length <= limit:
+                total += length
+                continue
+            refused[name] = MaxTokensExceeded(
+                f"question {name!r} needs {length} tokens, {limit} are allowed", field=f"questions.{name}"
+            )
+            del asked[name]
+            if not partial or not asked:
+                raise next(iter(refused.values()))
         key = hashlib.sha256(f"{salt}\0{text}".encode()).hexdigest()
-        return FakePrepared(key, state_tokens, total, text, dict(questions))
+        return FakePrepared(key, state_tokens, total, text, asked, refused)
 
     def decide(self, jobs: Sequence[FakePrepared]) -> list[FakeDecided]:
         """Sleep as long as a pass would take, then answer."""
@@ -148,7 +173,9 @@ class FakeEngine:
         self._trace(jobs, fresh, began)
         unread, decided = set(fresh), []
         for job in jobs:
-            decided.append(_answer(job, cached=job.state_key not in unread))
+            decided.append(
+                _answer(job, cached=job.state_key not in unread, faults=bool(self._options.faults))
+            )
             unread.discard(job.state_key)
             self._remember(job.state_key)
         return decided
@@ -179,15 +206,20 @@ def _misbehave(state: str) -> None:
             raise OutOfDeviceMemory("the job needs 99 GiB, the device has 1 GiB")
         if fault == "device-error":
             raise DeviceError("an illegal memory access was encountered")
-        if fault == "nan":
-            raise InvalidModelOutput("the readout holds NaN")
         if fault == "crash":
             raise RuntimeError(state)
         time.sleep(float(seconds))
 
 
-def _answer(job: FakePrepared, *, cached: bool) -> FakeDecided:
-    answers = {name: _decide(f"{job.state}\0{name}", question) for name, question in job.asked.items()}
+def _answer(job: FakePrepared, *, cached: bool, faults: bool) -> FakeDecided:
+    answers, failed = dict[str, Answer](), dict[str, D3ServeError]()
+    for name, question in job.asked.items():
+        if faults and "fake:nan" in job.state + question.model_dump_json():
+            failed[name] = InvalidModelOutput(
+                f"the readout of question {name!r} holds NaN", field=f"questions.{name}"
+            )
+        else:
+            answers[name] = _decide(f"{job.state}\0{name}", question)
     questions_only = job.input_tokens - job.questions * job.state_tokens
     usage = Usage(
         input_tokens=job.input_tokens,
@@ -196,7 +228,7 @@ def _answer(job: FakePrepared, *, cached: bool) -> FakeDecided:
         state_cached=cached,
         questions=job.questions,
     )
-    return FakeDecided(answers, usage)
+    return FakeDecided(answers, usage, failed)
 
 
 def _decide(seed: str, question: Question) -> Answer:

@@ -1,9 +1,12 @@
-"""Which prepared jobs go into one pass. Pure: no Redis, no tensors."""
+"""Which prepared jobs go into one pass, and one job out of its batches again. Pure: no Redis, no tensors."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from d3serve.worker.engines import Prepared
+from d3serve.errors import D3ServeError
+from d3serve.schemas import Answer, Usage
+from d3serve.worker.engines import Decided, Prepared
 
 
 class HasPrepared(Protocol):
@@ -44,3 +47,28 @@ def plan_passes(
         known.add(job.state_key)
         tokens, questions = tokens + cost, questions + job.questions
     return [chosen for chosen in passes if chosen]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """One job, answered in batches."""
+
+    answers: Mapping[str, Answer]
+    usage: Usage
+    failed: Mapping[str, D3ServeError]
+
+
+def joined(parts: Sequence[Decided]) -> Decided:
+    """One job's batches as if they had been one; the first may have read the state for all."""
+    if len(parts) == 1:
+        return parts[0]
+    usages = [part.usage for part in parts]
+    usage = usages[0].model_copy(
+        update={
+            "input_tokens": sum(usage.input_tokens for usage in usages),
+            "computed_tokens": sum(usage.computed_tokens for usage in usages),
+            "questions": sum(usage.questions for usage in usages),
+        }
+    )
+    answers = {name: answer for part in parts for name, answer in part.answers.items()}
+    return Joined(answers, usage, {name: why for part in parts for name, why in part.failed.items()})

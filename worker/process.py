@@ -54,6 +54,9 @@ class TurnProcess:
         while self._patiently(lambda: self._store.count("loads")) <= MAX_LOADS:
             try:
                 self._load_once()
+            except DeviceError as error:
+                log.error("device.lost", exc_info=error)
+                os._exit(1)  # as in `run_turn`; a fresh process counts this load
             except Exception as error:  # reported to the main process, which decides
                 self._tell(error=_reason(error))
                 if isinstance(

@@ -3,35 +3,39 @@
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import structlog
 
 from d3serve.celery_app import WakeSender
-from d3serve.errors import D3ServeError, DeviceError, InternalError, StateLost, StorageUnavailable
-from d3serve.schemas import Answer, DecisionResponse, ErrorAnswer, JobError, Question, QuestionError, Usage
+from d3serve.errors import (
+    D3ServeError,
+    DeviceError,
+    InternalError,
+    MaxTokensExceeded,
+    StateLost,
+    StorageUnavailable,
+)
+from d3serve.schemas import Answer, DecisionResponse, ErrorAnswer, JobError, QuestionError, Usage
 from d3serve.settings import Settings
 from d3serve.store.encode import decode_questions, decode_state
 from d3serve.store.turns import ClaimedJob, Turn, TurnStore
 from d3serve.worker.engines import Decided, Engine, Prepared
-from d3serve.worker.grouping import plan_passes, question_tokens
+from d3serve.worker.grouping import joined, plan_passes, question_tokens
 from d3serve.worker.lease import LeaseKeeper
 
 MAX_ROUNDS = 8  # late joiners may extend a turn so often; then other states have their chance
-QUESTION_FIELD = "questions."
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Work:
-    """One claimed job on its way through a turn; `refused` holds questions that cannot be answered."""
+    """One claimed job on its way through a turn."""
 
     job: ClaimedJob
     prepared: Prepared
-    questions: dict[str, Question]
-    refused: dict[str, ErrorAnswer] = field(default_factory=dict)
 
 
 @dataclass
@@ -51,6 +55,8 @@ class TurnRunner:
         self._engine = engine
         self._settings = settings
         self._send_wake = send_wake
+        self._waiting: set[str] = set()  # leases of turns that let another one pass
+        self._yields_until = 0.0
 
     def run(self) -> TurnReport:
         """Claim and finish one turn; an empty report when there was no work.
@@ -59,28 +65,33 @@ class TurnRunner:
             DeviceError: the accelerator is in an unknown state: the process must be replaced.
             StorageUnavailable: Redis is away; what was not committed will run again.
         """
-        turn = self._store.claim(os.getpid())
+        report, began = TurnReport(), time.monotonic()
+        self._yields_until = began + self._settings.turn_limit_s / 2
+        self._run(self._store.claim(os.getpid()), report, MAX_ROUNDS)
+        report.seconds = time.monotonic() - began
+        return report
+
+    def _run(self, turn: Turn, report: TurnReport, max_rounds: int) -> None:
         self._wake(turn.wakes)
-        report = TurnReport()
         if not turn.jobs:
-            return report
-        began = time.monotonic()
+            return
         warm: set[str] = set()
         try:
             with LeaseKeeper(self._store, turn.lease, self._settings.lease_s) as keeper:
-                self._rounds(turn, keeper, report, warm)
+                self._rounds(turn, keeper, report, warm, max_rounds)
         except Exception:
-            self._free(turn, "lost", warm)  # the next attempt runs each suspect alone
+            # The next attempt runs each suspect alone; who only waited for another's turn is none.
+            self._free(turn, "back" if turn.lease in self._waiting else "lost", warm)
             raise
         # A process told to end leaves here with SystemExit and keeps the lease: only the main process
         # knows whether it stops or was stuck, and frees it accordingly.
         self._free(turn, "back", warm)
-        report.seconds = time.monotonic() - began
-        return report
 
-    def _rounds(self, turn: Turn, keeper: LeaseKeeper, report: TurnReport, warm: set[str]) -> None:
+    def _rounds(
+        self, turn: Turn, keeper: LeaseKeeper, report: TurnReport, warm: set[str], max_rounds: int
+    ) -> None:
         jobs = turn.jobs
-        for _ in range(MAX_ROUNDS):
+        for _ in range(max_rounds):
             works = self._prepare_all(turn, jobs)
             self._decide_all(turn, works, keeper, report)
             cached = frozenset(self._engine.cached_state_keys())
@@ -118,21 +129,25 @@ class TurnRunner:
         return works
 
     def _prepare(self, job: ClaimedJob, state: Any) -> Work:
-        """Tokenize; where the client asked for partial answers, set aside the questions that are refused."""
-        questions, refused = dict(decode_questions(job.questions)), dict[str, ErrorAnswer]()
-        interactive = job.asked_lane == "interactive"
-        limit = self._settings.max_interactive_tokens if interactive else self._settings.max_offline_tokens
-        while True:
-            try:
-                prepared = self._engine.prepare(state, questions, salt=job.tenant, max_tokens=limit)
-            except D3ServeError as error:
-                name = (error.field or "").removeprefix(QUESTION_FIELD)
-                if not job.partial or name not in questions or len(questions) == 1:
-                    raise
-                del questions[name]
-                refused[name] = ErrorAnswer(error=QuestionError(code=error.code, message=error.message))
-            else:
-                return Work(job, prepared, questions, refused)
+        """Tokenize; where the client asked for partial answers, questions that are refused are set aside.
+
+        Raises:
+            MaxTokensExceeded: a prompt, or the job as a whole.
+        """
+        settings, interactive = self._settings, job.asked_lane == "interactive"
+        longest = settings.max_interactive_tokens if interactive else settings.max_offline_tokens
+        prepared = self._engine.prepare(
+            state, decode_questions(job.questions), salt=job.tenant, max_tokens=longest, partial=job.partial
+        )
+        work, tokens = Work(job, prepared), prepared.state_tokens + question_tokens(prepared)
+        most = settings.max_job_tokens_interactive if interactive else settings.max_job_tokens_offline
+        if tokens > most:
+            raise MaxTokensExceeded(
+                f"the job has {tokens} tokens, its state counted once; {most} are allowed in its lane",
+                field="questions",
+                details={"tokens": tokens, "limit": most},
+            )
+        return work
 
     # --- deciding ----------------------------------------------------------------------------------
 
@@ -148,10 +163,12 @@ class TurnRunner:
             if keeper.lost:
                 return
             live = [work for work in chosen if work.job.id in wanted]
-            if live:
-                self._decide(turn, live, report)
+            if len(live) == 1:
+                self._decide_alone(turn, live[0], keeper, report)
+            elif live:
+                self._decide(turn, live, keeper, report)
 
-    def _decide(self, turn: Turn, works: Sequence[Work], report: TurnReport) -> None:
+    def _decide(self, turn: Turn, works: Sequence[Work], keeper: LeaseKeeper, report: TurnReport) -> None:
         """Run one pass; where it fails, halve it until the job at fault is alone, and fail only that."""
         began = time.perf_counter()
         try:
@@ -159,29 +176,66 @@ class TurnRunner:
         except DeviceError:
             raise
         except Exception as error:
-            if len(works) == 1:
-                self._fail(turn, works[0].job, error)
-                return
             log.warning("pass.halved", jobs=len(works), error=type(error).__name__)
             middle = len(works) // 2
-            self._decide(turn, works[:middle], report)
-            self._decide(turn, works[middle:], report)
+            for half in (works[:middle], works[middle:]):
+                if len(half) == 1:
+                    self._decide_alone(turn, half[0], keeper, report)
+                else:
+                    self._decide(turn, half, keeper, report)
             return
-        pass_ms = (time.perf_counter() - began) * 1000
+        spent_s = time.perf_counter() - began
         for work, answer in zip(works, decided, strict=True):
-            self._succeed(turn, work, answer, pass_ms)
-            report.jobs += 1
-            report.work_tokens += work.prepared.state_tokens + question_tokens(work.prepared)
+            self._finish(turn, work, answer, spent_s, report)
+
+    def _decide_alone(self, turn: Turn, work: Work, keeper: LeaseKeeper, report: TurnReport) -> None:
+        """Answer one job; one that is larger than a pass in batches, between which others have their turn."""
+        settings = self._settings
+        batches = work.prepared.batches(settings.max_batch_tokens, settings.max_batch_questions)
+        parts: list[Decided] = []
+        spent_s = 0.0
+        for batch in batches:
+            if parts and not self._goes_on_after_others(turn, work, keeper, report):
+                return
+            began = time.perf_counter()
+            try:
+                parts += self._engine.decide([batch])
+            except DeviceError:
+                raise
+            except Exception as error:
+                self._fail(turn, work.job, error)
+                return
+            spent_s += time.perf_counter() - began
+        self._finish(turn, work, joined(parts), spent_s, report)
+
+    def _goes_on_after_others(self, turn: Turn, work: Work, keeper: LeaseKeeper, report: TurnReport) -> bool:
+        """Let interactive work that waits pass by, if it fits a turn; whether this job is still wanted then."""
+        if not self._waiting and time.monotonic() < self._yields_until:
+            self._waiting.add(turn.lease)
+            self._run(self._store.claim(os.getpid(), beside=True), report, max_rounds=1)
+            self._waiting.discard(turn.lease)
+        wanted = self._store.progress(turn.lease, "deciding", [work.job.id])
+        return work.job.id in wanted and not keeper.lost
 
     # --- committing --------------------------------------------------------------------------------
 
-    def _succeed(self, turn: Turn, work: Work, decided: Decided, pass_ms: float) -> None:
+    def _finish(self, turn: Turn, work: Work, decided: Decided, spent_s: float, report: TurnReport) -> None:
+        """Commit a job's answers; without any, or where the client wants all or none, the first refusal."""
+        if decided.failed and (not work.job.partial or not decided.answers):
+            self._fail(turn, work.job, next(iter(decided.failed.values())))
+            return
+        refused = {
+            name: ErrorAnswer(error=QuestionError(code=error.code, message=error.message))
+            for name, error in {**work.prepared.refused, **decided.failed}.items()
+        }
         order = decode_questions(work.job.questions)
-        answers: dict[str, Answer] = {name: decided.answers.get(name) or work.refused[name] for name in order}
-        response = DecisionResponse(model=self._engine.info.full_name, answers=answers, usage=decided.usage)
-        identity = self._engine.info.identity
-        accepted = self._store.succeed(turn.lease, work.job.id, response, pass_ms, identity)
+        answers: dict[str, Answer] = {name: decided.answers.get(name) or refused[name] for name in order}
+        info = self._engine.info
+        response = DecisionResponse(model=info.full_name, answers=answers, usage=decided.usage)
+        accepted = self._store.succeed(turn.lease, work.job.id, response, spent_s * 1000, info.identity)
         self._log(work.job, "succeeded" if accepted else "refused", work.prepared, decided.usage)
+        report.jobs += 1
+        report.work_tokens += work.prepared.state_tokens + question_tokens(work.prepared)
 
     def _fail(self, turn: Turn, job: ClaimedJob, error: Exception) -> None:
         if not isinstance(error, D3ServeError):

@@ -100,16 +100,18 @@ class TurnStore:
 
     # --- one turn ----------------------------------------------------------------------------------
 
-    def claim(self, pid: int) -> Turn:
+    def claim(self, pid: int, *, beside: bool = False) -> Turn:
         """Take whole state groups until the turn is full, one tenant's after another's; never one that a worker has.
 
-        Groups whose jobs name a revision are only for a worker with `revision`.
+        Groups whose jobs name a revision are only for a worker with `revision`. A turn `beside` a large job, between
+        its batches, takes interactive work alone, and nothing that is larger than a turn.
         """
         settings, lease = self._settings, secrets.token_hex(8)
+        lanes = [lane for lane in settings.lanes if not beside or lane == "interactive"]
         wakes, *groups = self._run(
             "claim", lease, self.worker, pid, self._lease_ms, settings.max_batch_tokens,
             settings.max_batch_questions, MAX_GROUPS, FAIRNESS_MS, OFFLINE_PATIENCE_MS, self.revision,
-            *settings.lanes,
+            int(beside), *lanes,
         )  # fmt: skip
         return Turn(lease, self._fetch(groups), wakes)
 

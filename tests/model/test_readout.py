@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from d3serve.errors import InvalidModelOutput
 from d3serve.model.readout import confidence, read_probabilities, to_answer
 from d3serve.schemas import ChoiceQuestion, NoulQuestion, ScoreQuestion
 
@@ -43,9 +42,18 @@ def test_codes_that_a_question_does_not_use_take_nothing_from_it():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_numbers_that_are_no_probabilities_are_refused(value):
-    with pytest.raises(InvalidModelOutput):
-        read_probabilities(torch.full((1, 3), value), torch.ones(4, 3), [2], [1.0])
+def test_numbers_that_are_no_probabilities_concern_their_own_question(value):
+    hidden = torch.tensor([[1.0] * 3, [value] * 3, [1.0] * 3])
+    found = read_probabilities(hidden, torch.ones(4, 3), [2] * 3, [1.0] * 3)
+    assert found == [[0.5, 0.5], None, [0.5, 0.5]]
+
+
+@pytest.mark.parametrize("options", range(2, 256))
+def test_an_even_answer_has_confidence_zero_and_a_sure_one_one(options):
+    """Rounding alone takes many of them a little below zero."""
+    even = read_probabilities(torch.zeros(1, 1), torch.ones(255, 1), [options], [1.0])[0]
+    assert 0.0 <= confidence(even) < 1e-6
+    assert confidence([1.0] + [0.0] * (options - 1)) == 1.0
 
 
 def test_confidence_is_one_minus_relative_entropy():

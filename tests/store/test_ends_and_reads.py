@@ -155,6 +155,26 @@ class TestFree:
         assert sorted(itertools.chain(*turns)) == sorted([*suspects, fresh])
         assert all(len(turn) == 1 for turn in turns if set(turn) & set(suspects))
 
+    @pytest.mark.sabotage("free", "lost and (job.deciding or not in_a_pass)", "lost")
+    async def test_who_was_not_in_the_pass_that_was_lost_loses_no_attempt(self, table):
+        ids = [await table.submit("s") for _ in range(4)]
+        worker = table.worker()
+        turn = worker.claim(1)
+        worker.progress(turn.lease, "deciding", ids[:1])
+        worker.fail(turn.lease, ids[0], BROKEN)
+        worker.progress(turn.lease, "deciding", ids[1:3])
+        worker.free(turn.lease, "lost")
+        losses = [table.redis.hget(table.key("job", job_id), "losses") for job_id in ids[1:]]
+        assert losses == ["1", "1", "0"]
+        assert [(await table.jobs.get(job_id, "me")).attempt for job_id in ids[1:]] == [1, 1, 0]
+
+    @pytest.mark.sabotage("free", "lost and (job.deciding or not in_a_pass)", "lost and job.deciding")
+    async def test_lost_before_any_pass_all_are_suspects(self, table):
+        ids = [await table.submit("s") for _ in range(2)]
+        worker = table.worker()
+        worker.free(worker.claim(1).lease, "lost")
+        assert [table.redis.hget(table.key("job", job_id), "losses") for job_id in ids] == ["1", "1"]
+
     @pytest.mark.sabotage("free", "if losses >= tonumber(j.max_attempts) then", "if false then")
     async def test_a_poison_job_fails_after_its_attempts(self, table):
         job_id = await table.submit()

@@ -213,11 +213,29 @@ class TestClaim:
         await table.submit("s")
         assert len(table.worker(lanes=("interactive",)).claim(1).jobs) == 2
 
+    @pytest.mark.sabotage("claim", "(jobs == 0 and not beside)\n", "jobs == 0\n")
+    async def test_beside_a_large_job_only_interactive_work_that_fits_is_taken(self, table):
+        large = await table.submit("x" * 1_000)
+        offline = await table.submit("offline", lane="offline")
+        small = await table.submit("small")
+        worker = table.worker(max_batch_tokens=100)
+        assert [job.id for job in worker.claim(1, beside=True).jobs] == [small]
+        assert not worker.claim(1, beside=True).jobs
+        assert [[job.id for job in worker.claim(1).jobs] for _ in range(2)] == [[large], [offline]]
+
+    @pytest.mark.sabotage("claim", "not suspect or (jobs == 0 and not beside)", "not suspect or jobs == 0")
+    async def test_beside_a_large_job_no_suspect_is_taken(self, table):
+        await table.submit("s")
+        worker = table.worker()
+        worker.free(worker.claim(1).lease, "lost")
+        assert not worker.claim(1, beside=True).jobs
+        assert len(worker.claim(1).jobs) == 1
+
     async def test_a_claim_whose_answer_was_lost_answers_the_same_again(self, table):
         job_id = await table.submit()
         worker = table.worker()
         turn = worker.claim(1)
-        arguments = ("claim", turn.lease, "worker-1", 1, 5000, 100, 100, 8, 5000, 30000, "interactive")
+        arguments = ("claim", turn.lease, "worker-1", 1, 5000, 100, 100, 8, 5000, 30000, "", 0, "interactive")
         [_, [group, ids]] = worker._run(*arguments)
         assert (group, ids) == (turn.jobs[0].group, [job_id])
         assert (await table.jobs.get(job_id, "me")).attempt == 1

@@ -1,6 +1,8 @@
 """What a turn does not do: work that nobody wants any more, work without a lease, work without end."""
 
+import dataclasses
 import itertools
+import json
 import threading
 
 import pytest
@@ -14,11 +16,11 @@ from d3serve.worker.turn import MAX_ROUNDS, TurnRunner
 QUESTIONS = '{"q":{"type":"noul"}}'
 
 
-def job(name):
+def job(name, questions=QUESTIONS, *, partial=False):
     """A claimed job with a state of its own."""
     return ClaimedJob(
-        id=name, group=name, tenant="me", model="fake", attempt=1, state=f"={name}", questions=QUESTIONS,
-        partial=False, asked_lane="", created_ms=0,
+        id=name, group=name, tenant="me", model="fake", attempt=1, state=f"={name}", questions=questions,
+        partial=partial, asked_lane="", created_ms=0,
     )  # fmt: skip
 
 
@@ -28,10 +30,12 @@ class Store:
     def __init__(self, *names):
         self.claimed, self.unwanted, self.joiners = [job(name) for name in names], set(), iter(())
         self.committed, self.freed, self.held = [], [], True
+        self.answers, self.failures = {}, {}
         self.refused = threading.Event()
+        self.passing = list  # jobs that pass by between the batches of a large one
 
-    def claim(self, _pid):
-        return Turn("lease", self.claimed)
+    def claim(self, _pid, *, beside=False):
+        return Turn("beside", self.passing()) if beside else Turn("lease", self.claimed)
 
     def progress(self, _lease, _stage, names):
         return set(names) - self.unwanted
@@ -41,15 +45,20 @@ class Store:
             self.refused.set()
         return self.held
 
-    def succeed(self, _lease, name, *_):
+    def succeed(self, _lease, name, response, *_):
         self.committed.append(name)
+        self.answers[name] = response
+        return True
+
+    def fail(self, _lease, name, error):
+        self.failures[name] = error
         return True
 
     def more(self, _lease):
         return list(itertools.islice(self.joiners, 1))
 
-    def free(self, _lease, mode, _warm):
-        self.freed.append(mode)
+    def free(self, lease, mode, _warm):
+        self.freed.append(mode if lease == "lease" else f"{lease} {mode}")
         return Freed(0, 0, [])
 
 
@@ -63,8 +72,15 @@ class Engine(FakeEngine):
         return super().decide(jobs)
 
 
+def asked(count, **instructions):
+    """So many questions; some with instructions of their own."""
+    return json.dumps(
+        {f"q{n}": {"type": "noul", "instructions": instructions.get(f"q{n}")} for n in range(count)}
+    )
+
+
 def run(store, before=lambda: None, **changes):
-    engine = Engine.load("fake:")
+    engine = Engine.load("fake:?faults=1")
     engine.before = before
     settings = Settings().model_copy(update={"max_batch_questions": 1, **changes})
     return TurnRunner(store, engine, settings, lambda _lane: None).run()
@@ -105,3 +121,82 @@ def test_what_a_lost_device_took_with_it_counts_as_lost():
     with pytest.raises(DeviceError):
         run(store, fail)
     assert (store.committed, store.freed) == ([], ["lost"])
+
+
+def test_between_the_batches_of_a_large_job_others_have_their_turn():
+    store = Store()
+    store.claimed = [job("large", asked(6))]
+    arriving = iter([[job("early")], [], [job("late")], [], []])
+    store.passing = lambda: next(arriving)
+    run(store, max_batch_questions=1)
+    assert store.committed == ["early", "late", "large"]
+    assert list(store.answers["large"].answers) == [f"q{n}" for n in range(6)]
+    assert store.answers["large"].usage.questions == 6
+    assert store.freed == ["beside back", "beside back", "back"]
+    assert not list(arriving), "after every batch but the last"
+
+
+def test_a_job_in_batches_costs_and_answers_what_it_does_in_one():
+    whole, cut = Store(), Store()
+    for store, limit in ((whole, 100), (cut, 2)):
+        store.claimed = [job("large", asked(5))]
+        run(store, max_batch_questions=limit)
+    assert cut.answers == whole.answers
+
+
+def test_a_large_job_that_is_canceled_stops_at_its_next_batch():
+    store, passes = Store(), []
+    store.claimed = [job("large", asked(5))]
+
+    def cancel():
+        passes.append(1)
+        store.unwanted.add("large")
+
+    run(store, cancel, max_batch_questions=1)
+    assert (len(passes), store.committed) == (1, [])
+
+
+def test_a_device_that_dies_beside_a_large_job_is_not_held_against_it():
+    store, engine = Store(), iter([None, DeviceError("an illegal memory access")])
+    store.claimed = [job("large", asked(3))]
+    store.passing = lambda: [job("deadly")]
+
+    def die():
+        if error := next(engine):
+            raise error
+
+    with pytest.raises(DeviceError):
+        run(store, die)
+    assert store.freed == ["beside lost", "back"]
+
+
+def test_no_numbers_for_one_question_of_a_partial_job_are_that_question_s_error():
+    store = Store()
+    store.claimed = [job("partial", asked(3, q1="fake:nan"), partial=True), job("all", asked(3, q1="fake:nan")),
+                     job("none", asked(1, q0="fake:nan"), partial=True), job("good", asked(1))]  # fmt: skip
+    run(store, max_batch_questions=100)
+    answers = store.answers["partial"].answers
+    assert [answers[f"q{n}"].type for n in range(3)] == ["noul", "error", "noul"]
+    assert answers["q1"].error.code == "invalid_model_output"
+    assert {name: error.field for name, error in store.failures.items()} == {
+        "all": "questions.q1",
+        "none": "questions.q0",
+    }
+    assert store.committed == ["partial", "good"]
+
+
+def test_the_tokens_of_a_whole_job_are_bounded_by_its_lane():
+    large = asked(40)
+    for lane, limits in (
+        ("interactive", {"max_job_tokens_interactive": 200}),
+        ("", {"max_job_tokens_offline": 200}),
+    ):
+        store = Store("small")
+        store.claimed.append(dataclasses.replace(job("large", large), asked_lane=lane))
+        run(store, max_batch_questions=100, **limits)
+        assert store.committed == ["small"]
+        assert (store.failures["large"].code, store.failures["large"].field) == (
+            "max_tokens_exceeded",
+            "questions",
+        )
+        assert "200 are allowed" in store.failures["large"].message

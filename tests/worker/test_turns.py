@@ -87,6 +87,20 @@ async def test_partial_answers_name_the_questions_that_have_none(service):
     assert (results["fail"].status, results["fail"].error.field) == ("failed", "questions.long")
 
 
+async def test_a_small_job_waits_for_one_batch_of_a_large_one_not_for_all(service):
+    service.start_worker("question_ms=20", max_batch_questions=8)
+    await service.ready()
+    large = await service.submit("large", questions=256)
+    await service.running(large)
+    small = await service.finish(await service.submit("small"))
+    answered_after = len(service.passes())
+    assert (small.status, small.attempt) == ("succeeded", 1)
+    job = await service.finish(large)
+    assert (job.status, job.attempt, job.usage.questions) == ("succeeded", 1, 256)
+    assert answered_after < len(service.passes()) == 256 / 8 + 1
+    assert job.finished_at > small.finished_at
+
+
 @pytest.mark.parametrize(
     ("fault", "code"),
     [("oom", "out_of_device_memory"), ("memory-error", "internal_error"), ("nan", "invalid_model_output")],

@@ -1,13 +1,14 @@
 -- CLAIM: take whole state groups under a lease until the turn is full; the first group always fits.
 -- Tenants take turns: the next group is always one of the tenant that has been given the fewest tokens.
 -- ARGV: lease, worker, pid, lease_ms, max_tokens, max_questions, max_groups, fairness_ms, patience_ms,
---       revision (that the worker has loaded, '' if none), lane ... (those that the worker serves)
+--       revision (that the worker has loaded, '' if none), beside (1: it does so between the batches of a large job,
+--       and takes only what fits, and nothing that may kill it), lane ... (those that the worker serves)
 -- Answers {lanes to wake, {group, {id ...}} ...}; nothing after the lanes when there is no work.
 -- Called again with its own lease, after its answer was lost, it answers the same.
 local lease, worker, pid, lease_ms = unpack(ARGV, 1, 4)
 local max_tokens, max_questions, max_groups = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local fairness_ms, patience_ms, revision = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
-local LANES = {unpack(ARGV, 11)}
+local beside, LANES = ARGV[11] == '1', {unpack(ARGV, 12)}
 local MAX_JOBS = 2000
 local MAX_LOOKS = 1024 -- at tenants, and at groups: what one claim may cost, however many wait
 local SWEEP_MS = 500   -- who leaves a group is asked again by a sweep; a shorter wait would save nothing
@@ -157,7 +158,7 @@ local function candidates(one, page, crew)
 end
 
 local function fits(j, cost)
-  return jobs == 0
+  return (jobs == 0 and not beside)
     or (tokens + cost <= max_tokens and questions + j.questions <= max_questions and jobs < MAX_JOBS)
 end
 
@@ -174,7 +175,7 @@ local function claim_group(group)
       expire(id, 'queued', now)
     elseif not fits(j, cost) then
       break
-    elseif not suspect or jobs == 0 then
+    elseif not suspect or (jobs == 0 and not beside) then
       take(id, lease, worker, now)
       taken[#taken + 1] = id
       tokens, questions, jobs = tokens + cost, questions + j.questions, jobs + 1

@@ -306,19 +306,25 @@ local function return_job(id, lost, now)
   return 'back'
 end
 
--- Ends a lease: its unfinished jobs wait again, as a lost attempt or as given back unharmed.
+-- Ends a lease: its unfinished jobs wait again, as a lost attempt or as given back unharmed. Of a turn that was lost in
+-- a pass only the jobs of that pass are suspects: their neighbours in the turn lose no attempt.
 -- Answers (jobs back, jobs that ended, lanes to wake); (-1, 0, {}) when the lease has ended already.
 local function free_lease(lease, lost, now)
   if redis.call('ZREM', K('leases'), lease) == 0 then
     return -1, 0, {}
   end
-  local count = {back = 0, dead = 0}
+  local running, in_a_pass = {}, false
   for _, id in ipairs(redis.call('SMEMBERS', K('leasejobs', lease))) do
-    local j = read(id, 'status', 'lease')
+    local j = read(id, 'status', 'lease', 'stage')
     if j.status == 'running' and j.lease == lease then
-      local fate = return_job(id, lost, now)
-      count[fate] = count[fate] + 1
+      running[#running + 1] = {id = id, deciding = j.stage == 'deciding'}
+      in_a_pass = in_a_pass or j.stage == 'deciding'
     end
+  end
+  local count = {back = 0, dead = 0}
+  for _, job in ipairs(running) do
+    local fate = return_job(job.id, lost and (job.deciding or not in_a_pass), now)
+    count[fate] = count[fate] + 1
   end
   local wakes, seen = {}, {}
   for _, group in ipairs(redis.call('SMEMBERS', K('leasegrps', lease))) do
