@@ -16,7 +16,7 @@ from d3serve.celery_app import Waker, make_app, queue_name, require_safe_pool
 from d3serve.errors import InvalidSettings
 from d3serve.redis_url import RedisURL
 from d3serve.settings import Settings
-from d3serve.store.connect import connection_class
+from d3serve.store.connect import connection_class, open_sync
 from d3serve.store.keys import Keys
 
 ROOT = Path(d3serve.__file__).parents[1]
@@ -129,6 +129,19 @@ def test_kombu_connects_where_the_job_table_is(monkeypatch, url, expected, async
         pool = channel.async_pool if asynchronous else channel.pool
         assert {name: pool.connection_kwargs.get(name) for name in expected} == expected
         assert issubclass(pool.connection_class, connection_class(RedisURL.parse(url).scheme))
+
+
+def test_a_wake_goes_to_the_database_that_the_url_names(settings):
+    """kombu took no database from a unix URL: two queues of one name in two databases shared their wake-ups."""
+    third = settings.model_copy(update={"redis_url": f"{settings.redis_url}?db=3"})
+    waker = Waker(third)
+    waker("interactive")
+    waker.close()
+    lengths = []
+    for each in (settings, third):
+        with open_sync(each) as client:
+            lengths.append(client.llen(Keys(each.namespace)("mq", "interactive")))
+    assert lengths == [0, 1]
 
 
 def test_kombu_is_told_every_sentinel():
