@@ -14,7 +14,7 @@ from torch import Tensor
 
 from d3serve.errors import InvalidSettings
 from d3serve.model.backbone import Pools
-from d3serve.model.state_cache import Entry, RangeAllocator
+from d3serve.model.ranges import Entry, RangeAllocator
 
 ALIGNMENT = 64  # bytes; a part may be viewed as any type
 
@@ -58,7 +58,7 @@ class HostTier:
         parts = list(self._parts(entry))
         size = sum(map(_padded_size, parts))
         self.forget(entry.key)
-        if size > self._ranges.rows:
+        if size > self._ranges.size:
             return  # emptying the tier would not help
         while (start := self._ranges.allocate(size)) is None:
             if not self._kept:

@@ -4,29 +4,12 @@ Bookkeeping only; the tensors belong to the backbone. An entry is complete or ab
 after `publish`, it cannot be evicted while a pass has it pinned, and a pass that fails leaves no trace.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from d3serve.errors import InvalidSettings
-
-if TYPE_CHECKING:
-    from d3serve.model.host_tier import HostTier
-
-
-@dataclass
-class Entry:
-    """One state's place: pool rows `[start, start + length)` and one slot."""
-
-    key: str
-    start: int
-    length: int
-    slot: int
-    pins: int = 1
-    credit: int = 0  # what it is worth: tokens to read again, on top of the cache's age when it was last used
+from d3serve.model.host_tier import HostTier
+from d3serve.model.ranges import Entry, RangeAllocator
 
 
 @dataclass
@@ -37,41 +20,6 @@ class CacheStats:
     restored: int = 0  # hits among them that came back from host memory
     misses: int = 0
     evictions: int = 0
-
-
-class RangeAllocator:
-    """Hands out contiguous ranges: the lowest gap that fits, or the highest for short-lived ones.
-
-    It counts rows of a pool here, and bytes of host memory in `HostTier`.
-    """
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        self._used: list[tuple[int, int]] = []  # (start, end), sorted
-
-    def gaps(self) -> Iterator[tuple[int, int]]:
-        """Free ranges (start, end), lowest first."""
-        start = 0
-        for used_start, used_end in self._used:
-            if used_start > start:
-                yield start, used_start
-            start = used_end
-        if start < self.rows:
-            yield start, self.rows
-
-    def allocate(self, length: int, *, high: bool = False) -> int | None:
-        """Return the start of a range now in use, or None if no gap is long enough."""
-        fitting = [gap for gap in self.gaps() if gap[1] - gap[0] >= length]
-        if not fitting:
-            return None
-        start = fitting[-1][1] - length if high else fitting[0][0]
-        self._used.append((start, start + length))
-        self._used.sort()
-        return start
-
-    def free(self, start: int, length: int) -> None:
-        """Give a range back."""
-        self._used.remove((start, start + length))
 
 
 class StateCache:
@@ -103,7 +51,7 @@ class StateCache:
     @property
     def rows(self) -> int:
         """Rows of the K/V pools."""
-        return self._ranges.rows
+        return self._ranges.size
 
     @property
     def used_bytes(self) -> int:

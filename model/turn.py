@@ -12,8 +12,9 @@ from typing import Self
 from d3serve.errors import D3ServeError, InvalidModelOutput, OutOfDeviceMemory
 from d3serve.model.plan import QuestionRows, StatePlace, StateRows
 from d3serve.model.prompt import Tokens
+from d3serve.model.ranges import Entry
 from d3serve.model.readout import to_answer
-from d3serve.model.state_cache import Entry, StateCache
+from d3serve.model.state_cache import StateCache
 from d3serve.schemas import Answer, Question, Usage
 
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,28 @@ def test_import_law_sees_a_breach(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     (tmp_path / "kernels" / "bad.py").write_text("from d3serve.errors import D3ServeError\nimport redis\n")
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     assert len(breaches("kernels")) == 2
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Each module of ours, and those that it imports anywhere: at the top, in a function or for types alone."""
+    files = {}
+    for room in LAW:
+        for path in sources(room):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            files[name if room == "d3serve" else f"d3serve.{name}"] = path
+    return {
+        name: {
+            module if module in files else module.rpartition(".")[0] for module in imports(path)
+        }.intersection(files)
+        - {name}
+        for name, path in files.items()
+    }
+
+
+def test_no_module_leads_back_to_itself() -> None:
+    graph = import_graph()
+    assert "d3serve.errors" in graph["d3serve.model.engine"], "no imports found: the walk is broken"
+    assert list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
 def test_rooms_are_namespace_packages_mounted_by_relative_links() -> None:

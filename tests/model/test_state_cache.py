@@ -10,7 +10,8 @@ from d3serve.kernels import reference
 from d3serve.model import engine as engine_module
 from d3serve.model.backbone import row_bytes, slot_bytes
 from d3serve.model.engine import DecisionEngine
-from d3serve.model.state_cache import RangeAllocator, StateCache
+from d3serve.model.ranges import RangeAllocator
+from d3serve.model.state_cache import StateCache
 from d3serve.schemas import NoulQuestion
 
 QUESTIONS = {
