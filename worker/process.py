@@ -20,6 +20,7 @@ MAX_LOADS = 3
 AWAY_S = 1.0
 ALIVE_EVERY_S, MISSED_EVERY_S = 5.0, 0.5
 SPEED_MEMORY = 0.8  # weight of the past in the moving average of tokens a second
+PEAK_MEMORY = 0.98  # turns of states that were cached say nothing of how fast others are read
 
 T = TypeVar("T")
 Told = dict[str, str | int | float]
@@ -40,6 +41,7 @@ class TurnProcess:
         self._store = TurnStore.open(settings, worker)
         self._runner: TurnRunner | None = None
         self._speed = 0.0
+        self._reading = 0.0
         self._said: Told = {}
         self._serves: str | None = None
         self._telling = threading.Lock()  # what is told last must be what is true
@@ -151,9 +153,14 @@ class TurnProcess:
     def _publish(self, report: TurnReport) -> None:
         now = report.work_tokens / report.seconds
         self._speed = SPEED_MEMORY * self._speed + (1 - SPEED_MEMORY) * now if self._speed else now
+        self._reading = max(PEAK_MEMORY * self._reading, self._store.take_read_tokens() / report.seconds)
+        speeds: Told = {
+            "tokens_per_s": round(self._speed, 1),
+            "read_tokens_per_s": round(self._reading, 1),
+        }
         with suppress(StorageUnavailable), self._telling:  # the work is done; only its echo is lost
-            self._said["tokens_per_s"] = round(self._speed, 1)
-            self._store.publish({"tokens_per_s": self._said["tokens_per_s"]})
+            self._said |= speeds
+            self._store.publish(speeds)
 
 
 def _taken(model: str, other: tuple[str, str], namespace: str) -> InvalidSettings:

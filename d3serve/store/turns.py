@@ -79,6 +79,7 @@ class TurnStore:
         self._key = Keys(settings.namespace)
         self._files = StateFolder(settings.state_dir) if settings.state_dir else None
         self.worker = worker
+        self._read_tokens = 0
         self.revision = ""  # of the weights that this process has loaded
 
     @classmethod
@@ -141,12 +142,18 @@ class TurnStore:
         False when it is no longer this lease's to end.
         """
         usage = response.usage
+        self._read_tokens += usage.computed_tokens
         return bool(
             self._run(
                 "commit", lease, job_id, "succeeded", response.model_dump_json(), usage.model_dump_json(),
                 len(response.answers), "" if pass_ms is None else round(pass_ms, 1), identity,
             )
         )  # fmt: skip
+
+    def take_read_tokens(self) -> int:
+        """The tokens that were read for answers since this was last asked: all but those that were cached."""
+        tokens, self._read_tokens = self._read_tokens, 0
+        return tokens
 
     def fail(self, lease: str, job_id: str, error: JobError, usage: Usage | None = None) -> bool:
         """End a job with an error; False when it is no longer this lease's to end."""

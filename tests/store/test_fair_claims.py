@@ -173,7 +173,7 @@ class TestHeldStates:
         """A job whose state another worker holds, which is expensive to read again; and an idle cold worker."""
         holder, cold = table.worker("holder"), table.worker("cold")
         for worker in (holder, cold):
-            worker.publish({"load": "loaded", "lanes": "interactive,offline", "tokens_per_s": 1_000})
+            worker.publish({"load": "loaded", "lanes": "interactive,offline", "read_tokens_per_s": 1_000})
         state = "long " * 1_600  # 2,000 tokens: two seconds
         await table.submit(state)
         turn = holder.claim(1)
@@ -196,7 +196,7 @@ class TestHeldStates:
     @pytest.mark.sabotage("claim", "if cost_ms < SWEEP_MS then", "if false then")
     async def test_a_state_that_is_soon_read_again_is_left_to_nobody(self, held):
         _, cold, job_id = held
-        cold.publish({"tokens_per_s": 100_000})
+        cold.publish({"read_tokens_per_s": 100_000})
         assert [job.id for job in cold.claim(1).jobs] == [job_id]
 
     @pytest.mark.sabotage("claim", "hops <= crew.live and", "")

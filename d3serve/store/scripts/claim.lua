@@ -119,7 +119,7 @@ end
 
 -- A cold worker leaves an expensive state to the one that holds it for as long as reading it again would take.
 local function left_to_holder(group)
-  local speed = tonumber(redis.call('HGET', K('worker', worker), 'tokens_per_s') or 0)
+  local speed = tonumber(redis.call('HGET', K('worker', worker), 'read_tokens_per_s') or 0)
   local cost_ms = speed > 0 and redis.call('HGET', K('grp', group), 'state_tokens') * 1000 / speed or 0
   if cost_ms < SWEEP_MS then
     return false
