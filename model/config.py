@@ -164,6 +164,8 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         InvalidCheckpoint: the file is missing, or is no JSON object.
     """
+    if path.exists() and not path.is_file():  # opening a FIFO would wait for ever
+        raise InvalidCheckpoint(f"{path.name} is no regular file", field=path.name)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(

@@ -63,6 +63,8 @@ def text_name(stored: str) -> str | None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
+    if path.exists() and not path.is_file():  # opening a FIFO would wait for ever
+        raise InvalidCheckpoint(f"{path.name} is no regular file", field=path.name)
     try:
         with safe_open(path, framework="pt") as file:
             yield file

@@ -137,7 +137,8 @@ class Allocator:
             ("b", g.linear_value_heads),
             ("a", g.linear_value_heads),
         )
-        conv = torch.empty(g.conv_channels, g.conv_width, dtype=self.dtype, device=self.device)
+        # In FP32 like the vectors: it is small, and some packages store it so.
+        conv = torch.empty(g.conv_channels, g.conv_width, dtype=torch.float32, device=self.device)
         self.targets[prefix + "conv1d.weight"] = conv[:, None]  # stored as a grouped convolution: [C, 1, W]
         return LinearAttention(
             inputs=self._plain([(f"{prefix}in_proj_{name}.weight", rows) for name, rows in parts], g.hidden),
