@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from d3serve.schemas import JobResource, ModelInfo
 from d3serve.settings import Settings
-from d3serve.store.records import JobPage, JobRecord, QueueStats
+from d3serve.store.records import JobRecord, QueueStats, RecordPage
 
 POLL_AFTER_S: Final = 1
 RELEASED: Final = "2026-11-29"  # the stock SDK insists on a date; checkpoints do not carry one
@@ -93,7 +93,7 @@ def not_modified(response: JSON, if_none_match: str | None) -> Response:
     return Response(status_code=304, headers=dict(response.headers)) if tag in known else response
 
 
-def jobs_page(page: JobPage) -> dict[str, Any]:
+def jobs_page(page: RecordPage) -> dict[str, Any]:
     """A page of jobs, newest first; `cursor` leads on."""
     return {
         "object": "list",

@@ -15,7 +15,7 @@ from d3serve.api.events import place_of, stream
 from d3serve.api.openapi import PROBLEMS, body_of
 from d3serve.api.problems import error_of
 from d3serve.api.resources import JSON, job_path, job_response, jobs_page, not_modified, timing
-from d3serve.api.webhooks import check_job_webhook
+from d3serve.api.webhook_checks import check_job_webhook
 from d3serve.errors import InvalidRequest, JobExpired, JobNotFinished
 from d3serve.schemas import DecisionRequest, DecisionResponse, JobResource, JobStatus
 from d3serve.store.records import JobRecord

@@ -10,7 +10,7 @@ from d3serve.api.bodies import read_object
 from d3serve.api.dependencies import TheParts
 from d3serve.api.openapi import PROBLEMS, body_of
 from d3serve.api.resources import JSON
-from d3serve.api.webhooks import (
+from d3serve.api.webhook_checks import (
     EndpointRequest,
     check_endpoint,
     count_sending,

@@ -9,8 +9,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from d3serve.api.app import create_app
+from d3serve.api.bounded_connection import BoundedConnection
 from d3serve.api.connections import Connections, connections_allowed
-from d3serve.api.protocol import BoundedConnection
 from d3serve.settings import Settings
 
 STOP_WAITERS_S = 5  # what still runs then has been told to end, or cannot be told: a body that comes slowly

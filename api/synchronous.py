@@ -16,7 +16,7 @@ from d3serve.api.dependencies import Parts, SubmitHeaders
 from d3serve.api.dialect import AnswerNames
 from d3serve.api.intake import Taken
 from d3serve.api.problems import error_of
-from d3serve.api.webhooks import check_job_webhook
+from d3serve.api.webhook_checks import check_job_webhook
 from d3serve.errors import CallExpired, D3ServeError, JobExpired, JobNotFinished, ShuttingDown, StillRunning
 from d3serve.store.encode import EncodedRequest
 from d3serve.store.records import JobRecord, Submitted

@@ -1,6 +1,5 @@
 """The `d3serve` command. Rooms are imported inside the command that needs them: `ask` never loads torch."""
 
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from d3serve.demo import REQUEST, TRUTHS
 from d3serve.descriptors import raise_descriptor_limit
 from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.local import run_apis, running
-from d3serve.logs import configure_logging, write_or_lose
+from d3serve.logs import write_or_lose
 from d3serve.operate import operate
 from d3serve.settings import Settings
 from d3serve.store.connect import server_of
@@ -125,15 +124,11 @@ def api(
     if fd is None and settings.api_processes > 1:
         run_apis(settings)
         return
-    from d3serve.api.serving import make_server
+    from d3serve.api.main import api_main
 
     if exit_with_parent:
         supervisor.exit_with_parent()
-    configure_logging(settings)
-    server = make_server(settings)
-    # As a socket, not `fd=`: uvicorn takes a descriptor for a unix one, and without TCP_NODELAY answers wait 40 ms.
-    listener = socket.socket(fileno=fd) if fd is not None else supervisor.bind(settings.host, settings.port)
-    server.run(sockets=[listener])
+    api_main(settings, fd=fd)
 
 
 @app.command()

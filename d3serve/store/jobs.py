@@ -29,7 +29,7 @@ from d3serve.store.limits import Limits
 from d3serve.store.listing import Filters, page
 from d3serve.store.lua import Argument, ScriptName, run_script_async
 from d3serve.store.memory import MemoryGuard
-from d3serve.store.records import JobPage, JobRecord, Progress, QueueStats, Submitted, WorkerInfo, summary
+from d3serve.store.records import JobRecord, Progress, QueueStats, RecordPage, Submitted, WorkerInfo, summary
 from d3serve.store.states import LargeStates
 from d3serve.store.waiters import REREAD_S, Dispatcher
 
@@ -297,7 +297,7 @@ class JobStore:
         metadata: Mapping[str, str] | None = None,
         limit: int = 20,
         cursor: str | None = None,
-    ) -> JobPage:
+    ) -> RecordPage:
         """Read the tenant's jobs, newest first, that match every filter given.
 
         A page may hold fewer than `limit` jobs and still have a cursor, where a filter matches little.

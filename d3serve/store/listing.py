@@ -8,7 +8,7 @@ from d3serve.errors import InvalidRequest
 from d3serve.schemas import JobStatus
 from d3serve.store.connect import AsyncClient
 from d3serve.store.keys import Keys
-from d3serve.store.records import JobPage, JobRecord
+from d3serve.store.records import JobRecord, RecordPage
 
 BATCH = 100
 SCAN = 1_000  # jobs looked at for one page, however few of them match
@@ -63,7 +63,7 @@ class Place:
 
 async def page(
     client: AsyncClient, keys: Keys, tenant: str, filters: Filters, limit: int, cursor: str | None
-) -> JobPage:
+) -> RecordPage:
     """One page; it may hold fewer than `limit` jobs and still have a cursor, where the filters match little."""
     place = Place.parse(cursor) if cursor else None
     found: list[JobRecord] = []
@@ -72,11 +72,11 @@ async def page(
         wanted = (await _matching(client, keys, filters, places))[: limit - len(found)]
         found += await _read(client, keys, wanted)
         if wanted and len(found) == limit:
-            return JobPage(tuple(found), str(wanted[-1]))
+            return RecordPage(tuple(found), str(wanted[-1]))
         if len(places) < BATCH:
-            return JobPage(tuple(found), None)
+            return RecordPage(tuple(found), None)
         place = places[-1]
-    return JobPage(tuple(found), str(place))
+    return RecordPage(tuple(found), str(place))
 
 
 async def _batch(

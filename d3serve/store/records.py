@@ -134,7 +134,7 @@ def _seconds(ms: str | None) -> float | None:
 
 
 @dataclass(frozen=True)
-class JobPage:
+class RecordPage:
     """A page of jobs, newest first; `cursor` continues it, None ends it."""
 
     jobs: tuple[JobRecord, ...]

@@ -16,7 +16,7 @@ import pytest
 from oracle import Oracle, difference
 from pydantic import TypeAdapter
 
-from d3serve.api.protocol import MAX_HEAD_BYTES
+from d3serve.api.bounded_connection import MAX_HEAD_BYTES
 from d3serve.demo import REQUEST, TRUTHS
 from d3serve.schemas import Answer, DecisionRequest
 

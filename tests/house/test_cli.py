@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 
 from d3serve import cli
+from d3serve.api import main as api_main
 from d3serve.errors import StartupError
 from d3serve.local import shared_state_dir
 from d3serve.settings import Settings
@@ -23,7 +24,7 @@ def test_the_api_serves_an_inherited_descriptor_as_the_tcp_socket_that_it_is(
     """Taken for a unix socket it would go without TCP_NODELAY, and each keep-alive answer would wait 40 ms."""
     served: list[Any] = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda _self, sockets=None: served.extend(sockets or []))
-    monkeypatch.setattr(cli, "configure_logging", lambda _settings: None)
+    monkeypatch.setattr(api_main, "configure_logging", lambda _settings: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)  # the process is pytest's
     monkeypatch.setattr(cli, "leave_start_folder", lambda: None)
     with bind("127.0.0.1", 0) as listener:

@@ -9,9 +9,9 @@ import time
 import pytest
 import uvicorn
 
-from d3serve.api import connections, protocol
+from d3serve.api import bounded_connection, connections
+from d3serve.api.bounded_connection import MAX_HEAD_BYTES, BoundedConnection
 from d3serve.api.connections import Connections
-from d3serve.api.protocol import MAX_HEAD_BYTES, BoundedConnection
 
 BODY = b"x" * 2**20
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n" % len(BODY)
@@ -83,7 +83,7 @@ def test_a_head_without_an_end_is_cut_off(head, connect):
 
 
 def test_a_silent_connection_and_a_slow_head_are_closed(connect, monkeypatch):
-    monkeypatch.setattr(protocol, "HEAD_WITHIN_S", 0.5)
+    monkeypatch.setattr(bounded_connection, "HEAD_WITHIN_S", 0.5)
     for first in (b"", b"GET / HTTP/1.1\r\nHost:"):
         began = time.monotonic()
         assert answers(connect(), first) == b""
@@ -91,7 +91,7 @@ def test_a_silent_connection_and_a_slow_head_are_closed(connect, monkeypatch):
 
 
 def test_long_bodies_and_many_requests_on_one_connection_pass(connect, monkeypatch):
-    monkeypatch.setattr(protocol, "HEAD_WITHIN_S", 0.5)
+    monkeypatch.setattr(bounded_connection, "HEAD_WITHIN_S", 0.5)
     connection = connect()
     for _ in range(3):
         connection.sendall(HEAD + b"X: " + b"a" * 30_000 + b"\r\n\r\n" + BODY[:-1])
@@ -154,7 +154,7 @@ def test_a_body_in_chunks_of_a_byte_passes_with_its_trailers(connect):
 
 def test_an_answer_before_the_body_arrives_whole_and_is_the_last(connect, monkeypatch):
     """The kernel throws an answer away when bytes meet a closed socket; kept open it could be fed for ever."""
-    monkeypatch.setattr(protocol, "PART_WITHIN_S", 0.5)
+    monkeypatch.setattr(bounded_connection, "PART_WITHIN_S", 0.5)
     connection = connect()
     connection.sendall(HEAD.replace(b"POST /", b"POST /early") + b"\r\n")
     received = connection.recv(2**16)
@@ -193,8 +193,8 @@ QUIET = HEAD[: HEAD.index(b"\r\n")].replace(b"POST", b"GET") + b"\r\nHost: a\r\n
 )
 def test_single_bytes_keep_no_connection(first, drop, connect, monkeypatch):
     """One byte after an answer switched the timeout off for ever; a thousand such connections locked everybody out."""
-    monkeypatch.setattr(protocol, "HEAD_WITHIN_S", 0.5)
-    monkeypatch.setattr(protocol, "BODY_WITHIN_S", 0.5)
+    monkeypatch.setattr(bounded_connection, "HEAD_WITHIN_S", 0.5)
+    monkeypatch.setattr(bounded_connection, "BODY_WITHIN_S", 0.5)
     connection, began = connect(), time.monotonic()
     connection.sendall(first)
     connection.settimeout(0.05)
@@ -208,7 +208,7 @@ def test_single_bytes_keep_no_connection(first, drop, connect, monkeypatch):
 
 
 def test_a_reader_that_does_not_read_is_cut(connect, monkeypatch):
-    monkeypatch.setattr(protocol, "BODY_WITHIN_S", 0.5)
+    monkeypatch.setattr(bounded_connection, "BODY_WITHIN_S", 0.5)
     connection = connect()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     connection.settimeout(0.2)
