@@ -31,7 +31,7 @@ def answer_to(address, sent, timeout=10):
 
 
 TWICE = {
-    "Host": "a", "Origin": "http://localhost", "Authorization": "Bearer x", "Content-Type": "application/json",
+    "Host": "localhost", "Origin": "http://localhost", "Authorization": "Bearer x", "Content-Type": "application/json",
     "Idempotency-Key": "k", "Content-Length": "0", "Transfer-Encoding": "chunked",
 }  # fmt: skip
 
@@ -40,22 +40,23 @@ TWICE = {
     "head",
     [
         *(
-            "GET /healthz HTTP/1.1\r\nHost: a\r\n" + f"{name}: {value}\r\n" * 2
+            "GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + f"{name}: {value}\r\n" * 2
             for name, value in TWICE.items()
         ),
         "GET /healthz HTTP/1.1\r\n",
         "GET /healthz HTTP/0.9\r\n",
-        "GET /healthz HTTP/2.0\r\nHost: a\r\n",
-        "POST /v1/jobs HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n",
-        "POST /v1/jobs HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: identity\r\n",
-        "POST /v1/jobs HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n",
-        "POST /v1/jobs HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        "GET /healthz HTTP/2.0\r\nHost: localhost\r\n",
+        "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n",
+        "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: identity\r\n",
+        "POST /v1/jobs HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n",
+        "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n",
     ],
     ids=[*TWICE, "no host", "0.9", "2.0", "gzip", "identity", "chunked 1.0", "both lengths"],
 )
 def test_a_head_with_two_meanings_is_refused(head, service):
-    received = answer_to(service, head.encode() + b"\r\n0\r\n\r\n")
-    assert received.startswith((b"HTTP/1.1 400", b"HTTP/1.1 403")), received[:200]
+    rest = b"0\r\n\r\n" if head.startswith("POST") else b""  # after a GET it would itself be refused
+    received = answer_to(service, head.encode() + b"\r\n" + rest)
+    assert received.startswith(b"HTTP/1.1 400"), received[:200]
     assert len(re.findall(rb"HTTP/1.1 \d{3} ", received)) == 1, "what follows it is no request"
 
 
