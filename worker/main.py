@@ -10,12 +10,12 @@ import billiard
 import structlog
 from celery.platforms import SecurityWarning
 
-from d3serve.celery_app import POOL, Waker, make_app, queue_name, require_safe_pool
 from d3serve.errors import StartupError
 from d3serve.logs import configure_logging
 from d3serve.settings import Settings
 from d3serve.store.connect import check_server
 from d3serve.store.turns import TurnStore
+from d3serve.wake.celery_app import POOL, Waker, make_app, queue_name, require_safe_pool
 from d3serve.worker.bootsteps import PoolWatch, SettledTimers, controller_of
 from d3serve.worker.sweeper import EX_SOFTWARE, Sweeper
 

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import structlog
 
-from d3serve.celery_app import Waker
 from d3serve.errors import DeviceError, InvalidSettings, StartupError, StorageUnavailable
 from d3serve.settings import Settings
 from d3serve.store.turns import TurnStore
+from d3serve.wake.celery_app import Waker
 from d3serve.worker.engines import load_engine
 from d3serve.worker.turn import TurnReport, TurnRunner
 

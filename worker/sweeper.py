@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 import structlog
 from celery.worker import state as celery_state
 
-from d3serve.celery_app import WakeSender
 from d3serve.errors import StorageUnavailable
 from d3serve.schemas import Lane
 from d3serve.settings import Settings
 from d3serve.store.turns import TurnStore
+from d3serve.wake.celery_app import WakeSender
 
 EVERY_S = 0.5
 ALIVE_EVERY_S = 5.0

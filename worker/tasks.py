@@ -6,9 +6,9 @@ from typing import Any
 from celery import shared_task
 from celery.signals import worker_process_init
 
-from d3serve.celery_app import TURN_TASK
 from d3serve.logs import configure_logging
 from d3serve.settings import Settings
+from d3serve.wake.celery_app import TURN_TASK
 from d3serve.worker.process import TurnProcess
 
 _process: list[TurnProcess] = []  # one in a child once it has started, none in the main process

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import structlog
 
-from d3serve.celery_app import WakeSender
 from d3serve.errors import (
     D3ServeError,
     DeviceError,
@@ -21,6 +20,7 @@ from d3serve.schemas import Answer, DecisionResponse, ErrorAnswer, JobError, Que
 from d3serve.settings import Settings
 from d3serve.store.encode import decode_questions, decode_state
 from d3serve.store.turns import ClaimedJob, Turn, TurnStore
+from d3serve.wake.celery_app import WakeSender
 from d3serve.worker.engines import Decided, Engine, Prepared
 from d3serve.worker.grouping import joined, plan_passes, question_tokens
 from d3serve.worker.lease import LeaseKeeper

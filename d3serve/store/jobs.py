@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn, Self
 
-from d3serve.celery_app import Waker, WakeSender
 from d3serve.errors import (
     IdempotencyKeyReused,
     JobExpired,
@@ -32,6 +31,7 @@ from d3serve.store.memory import MemoryGuard
 from d3serve.store.records import JobRecord, Progress, QueueStats, RecordPage, Submitted, WorkerInfo, summary
 from d3serve.store.states import LargeStates
 from d3serve.store.waiters import REREAD_S, Dispatcher
+from d3serve.wake.celery_app import Waker, WakeSender
 
 CALLERS_TTL_S = 120  # longer than any call waits: a dead API process is forgotten
 

@@ -12,12 +12,12 @@ import redis
 from kombu.exceptions import OperationalError
 
 import d3serve
-from d3serve.celery_app import Waker, make_app, queue_name, require_safe_pool
 from d3serve.errors import InvalidSettings
 from d3serve.redis_url import RedisURL
 from d3serve.settings import Settings
 from d3serve.store.connect import connection_class, open_sync
 from d3serve.store.keys import Keys
+from d3serve.wake.celery_app import Waker, make_app, queue_name, require_safe_pool
 
 ROOT = Path(d3serve.__file__).parents[1]
 
@@ -151,7 +151,7 @@ def test_kombu_is_told_every_sentinel():
 
 
 SERVICE = (
-    "import sys; from d3serve.celery_app import Waker; from d3serve.settings import Settings;"
+    "import sys; from d3serve.wake.celery_app import Waker; from d3serve.settings import Settings;"
     "Waker(Settings.load())('interactive')"
 )
 

@@ -69,7 +69,7 @@ async def test_every_worker_in_turn_may_be_replaced_under_load(service):
     assert await service.finished() == {"succeeded": 300}
 
 
-LATE = "import d3serve.celery_app as c\nold = c.celery_config\n" + (
+LATE = "import d3serve.wake.celery_app as c\nold = c.celery_config\n" + (
     "def short(settings):\n"
     "    new = old(settings)\n"
     "    new['broker_transport_options'] |= {'visibility_timeout': 1, 'unacked_restore_interval': 0.2}\n"

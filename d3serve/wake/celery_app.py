@@ -12,13 +12,13 @@ from celery import Celery
 from celery.signals import setup_logging
 from kombu.entity import Queue
 
-from d3serve import wake_transport
 from d3serve.errors import InvalidSettings
 from d3serve.redis_url import RedisURL
 from d3serve.schemas import Lane
 from d3serve.settings import Settings
 from d3serve.store.connect import server_of
 from d3serve.store.keys import Keys
+from d3serve.wake import transport
 
 TURN_TASK = "d3.turn"
 POOL = "prefork"
@@ -68,7 +68,7 @@ def celery_config(settings: Settings) -> dict[str, Any]:
             "socket_connect_timeout": 2,
             "socket_keepalive": True,
             "health_check_interval": 5,
-            wake_transport.SERVER: settings.redis_url,
+            transport.SERVER: settings.redis_url,
             **({"master_name": server.master} if server.master else {}),
         },
         "result_backend": None,
@@ -115,11 +115,11 @@ def forget_other_projects() -> None:
 
 def make_app(settings: Settings) -> Celery:
     """The app of one process."""
-    wake_transport.install()
+    transport.install()
     forget_other_projects()
     app = Celery("d3serve", set_as_current=False)
     app.conf.update(celery_config(settings))
-    app.amqp.Connection = wake_transport.PromptConnection
+    app.amqp.Connection = transport.PromptConnection
     return app
 
 
