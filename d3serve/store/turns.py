@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 import structlog
 
-from d3serve.errors import StateLost
+from d3serve.errors import RequestError, StateLost, error_class
 from d3serve.schemas import DecisionResponse, JobError, Lane, Usage
 from d3serve.settings import Settings
 from d3serve.store.connect import Client, open_sync, storage_errors
@@ -146,7 +146,7 @@ class TurnStore:
         return bool(
             self._run(
                 "commit", lease, job_id, "succeeded", response.model_dump_json(), usage.model_dump_json(),
-                len(response.answers), "" if pass_ms is None else round(pass_ms, 1), identity,
+                len(response.answers), "" if pass_ms is None else round(pass_ms, 1), identity, "",
             )
         )  # fmt: skip
 
@@ -156,10 +156,14 @@ class TurnStore:
         return tokens
 
     def fail(self, lease: str, job_id: str, error: JobError, usage: Usage | None = None) -> bool:
-        """End a job with an error; False when it is no longer this lease's to end."""
+        """End a job with an error; False when it is no longer this lease's to end.
+
+        A refusal of the request ends it also after the lease was lost: every attempt would find the same.
+        """
         told = usage.model_dump_json() if usage else ""
         text = error.model_dump_json(exclude_none=True)
-        return bool(self._run("commit", lease, job_id, "failed", text, told, 0, "", ""))
+        refusal = issubclass(error_class(error.code), RequestError) and not error.retryable
+        return bool(self._run("commit", lease, job_id, "failed", text, told, 0, "", "", int(refusal)))
 
     def free(self, lease: str, mode: Literal["back", "lost"], warm: Sequence[str] = ()) -> Freed:
         """End the lease; what is unfinished waits again, as given back unharmed or as a lost attempt."""

@@ -16,6 +16,7 @@ from d3serve.schemas import JobError
 
 pytestmark = pytest.mark.anyio
 BROKEN = JobError(code="internal_error", message="broken")
+TOO_LONG = JobError(code="max_tokens_exceeded", message="too long")
 
 
 class TestCommit:
@@ -45,7 +46,8 @@ class TestCommit:
         with pytest.raises(JobNotFound):
             await table.jobs.get("job_unheard_of", "me")
 
-    @pytest.mark.sabotage("commit", "if j.lease ~= lease then", "if false then")
+    @pytest.mark.sabotage("commit", "if not mine and not (open and refusal == '1') then", "if false then")
+    @pytest.mark.sabotage("commit", "(open and refusal == '1')", "open")
     async def test_only_the_lease_that_holds_the_job_may_end_it(self, table, make_response):
         job_id = await table.submit()
         stalled, healthy = table.worker("stalled"), table.worker("healthy")
@@ -53,12 +55,37 @@ class TestCommit:
         stalled.free(old.lease, "lost")
         new = healthy.claim(2)
         assert not stalled.succeed(old.lease, job_id, make_response(computed_tokens=1))
-        assert healthy.succeed(new.lease, job_id, make_response(computed_tokens=2))
         assert not stalled.fail(old.lease, job_id, BROKEN)
+        assert healthy.succeed(new.lease, job_id, make_response(computed_tokens=2))
+        assert not stalled.fail(old.lease, job_id, TOO_LONG)
         job = await table.jobs.get(job_id, "me")
         assert (job.status, job.usage.computed_tokens, job.attempt) == ("succeeded", 2, 2)
 
-    @pytest.mark.sabotage("commit", "elseif j.status ~= 'running' then", "elseif false then")
+    @pytest.mark.sabotage("commit", "(open and refusal == '1')", "false")
+    @pytest.mark.sabotage("commit", "redis.call('SREM', K('leasejobs', j.lease), id)", "")
+    @pytest.mark.sabotage("commit", "dequeue(id)\n    place(j.group)", "")
+    async def test_a_refusal_stands_though_its_lease_was_lost(self, table, make_response):
+        waits, runs = await table.submit("waits"), await table.submit("runs", lane="offline")
+        stalled, healthy = table.worker("stalled"), table.worker("healthy", lanes=("offline",))
+        old = [stalled.claim(1) for _ in range(2)]
+        for turn in old:
+            stalled.free(turn.lease, "lost")
+        new = healthy.claim(2)
+        assert [job.id for job in new.jobs] == [runs]
+        for turn, job_id in zip(old, (waits, runs), strict=True):
+            assert stalled.fail(turn.lease, job_id, TOO_LONG)
+            assert stalled.fail(turn.lease, job_id, TOO_LONG), "also where the answer was lost"
+            job = await table.jobs.get(job_id, "me")
+            assert (job.status, job.error.code) == ("failed", TOO_LONG.code)
+        assert healthy.progress(new.lease, "deciding", [runs]) == set()
+        assert not healthy.succeed(new.lease, runs, make_response())
+        assert not table.redis.smembers(table.key("leasejobs", new.lease))
+        healthy.free(new.lease, "lost")
+        stats = await table.jobs.stats()
+        assert (stats.finished, stats.lanes["interactive"].queued_jobs) == ({"failed": 2}, 0)
+        assert not table.worker().claim(3).jobs
+
+    @pytest.mark.sabotage("commit", "elseif not open then", "elseif false then")
     async def test_a_commit_whose_answer_was_lost_may_be_sent_again(self, table, make_response):
         job_id = await table.submit()
         worker = table.worker()

@@ -30,7 +30,7 @@ def twice(monkeypatch):
 
 class TestSentTwice:
     @pytest.mark.sabotage("claim", "if redis.call('EXISTS', K('lease', lease)) == 1 then", "if false then")
-    @pytest.mark.sabotage("commit", "elseif j.status ~= 'running' then", "elseif false then")
+    @pytest.mark.sabotage("commit", "elseif not open then", "elseif false then")
     @pytest.mark.usefixtures("twice")
     async def test_a_life_in_which_every_answer_is_lost_once(self, table, make_request, make_response):
         submitted = await table.jobs.submit(

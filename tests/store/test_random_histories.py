@@ -62,11 +62,11 @@ class History:
     async def commit(self):
         for turn, worker in self.some_turn():
             job = self.chance.choice(turn.jobs)
-            good = self.chance.random() < 0.7
+            good, code = self.chance.random() < 0.7, self.chance.choice(["internal_error", "invalid_question"])
             accepted = (
                 worker.succeed(turn.lease, job.id, self.response())
                 if good
-                else worker.fail(turn.lease, job.id, JobError(code="internal_error", message="m"))
+                else worker.fail(turn.lease, job.id, JobError(code=code, message="m"))
             )
             if accepted and self.ended.get(job.id, ("", ""))[1] != turn.lease:
                 assert job.id not in self.ended, "ended twice"

@@ -1,15 +1,26 @@
--- COMMIT: end a running job; only for the lease that holds it. A final status is never overwritten.
+-- COMMIT: end a running job; only for the lease that holds it, but for a refusal, which no other attempt would find
+-- otherwise. A final status is never overwritten.
 -- ARGV: lease, id, 'succeeded'|'failed', result or error (JSON), usage (JSON or ''), questions done,
---       milliseconds of its pass ('' none), identity of the weights ('' unknown).
+--       milliseconds of its pass ('' none), identity of the weights ('' unknown), '1' where it is a refusal.
 -- Answers 1, also when this lease has committed before and the answer was lost; else 0.
-local lease, id, status, text, usage, done, pass_ms, identity = unpack(ARGV)
-local j = read(id, 'status', 'lease', 'ttl_ms')
-if j.lease ~= lease then
+local lease, id, status, text, usage, done, pass_ms, identity, refusal = unpack(ARGV)
+local j = read(id, 'status', 'lease', 'ttl_ms', 'group')
+local open, mine = j.status == 'queued' or j.status == 'running', j.lease == lease
+if not mine and not (open and refusal == '1') then
   return 0
-elseif j.status ~= 'running' then
+elseif not open then
   return (j.status == status) and 1 or 0
 end
 drain()
+if not mine then
+  if j.status == 'queued' then
+    dequeue(id)
+    place(j.group)
+  else
+    redis.call('SREM', K('leasejobs', j.lease), id)
+  end
+  redis.call('HSET', K('job', id), 'lease', lease)
+end
 redis.call('HSET', K('job', id), 'stage', 'finished', 'questions_done', done, 'identity', identity)
 if usage ~= '' then
   redis.call('HSET', K('job', id), 'usage', usage)
