@@ -67,6 +67,7 @@ class TurnRunner:
         """
         report, began = TurnReport(), time.monotonic()
         self._yields_until = began + self._settings.turn_limit_s / 2
+        self._waiting.clear()  # what a turn that broke off left here waits no more
         self._run(self._store.claim(os.getpid()), report, MAX_ROUNDS)
         report.seconds = time.monotonic() - began
         return report
@@ -79,9 +80,11 @@ class TurnRunner:
         try:
             with LeaseKeeper(self._store, turn.lease, self._settings.lease_s) as keeper:
                 self._rounds(turn, keeper, report, warm, max_rounds)
-        except Exception:
-            # The next attempt runs each suspect alone; who only waited for another's turn is none.
-            self._free(turn, "back" if turn.lease in self._waiting else "lost", warm)
+        except Exception as error:
+            # The next attempt runs each suspect alone; who only waited for another's turn is none, nor is
+            # anybody where Redis was away.
+            harmless = isinstance(error, StorageUnavailable) or turn.lease in self._waiting
+            self._free(turn, "back" if harmless else "lost", warm)
             raise
         # A process told to end leaves here with SystemExit and keeps the lease: only the main process
         # knows whether it stops or was stuck, and frees it accordingly.

@@ -62,7 +62,10 @@ class History:
     async def commit(self):
         for turn, worker in self.some_turn():
             job = self.chance.choice(turn.jobs)
-            good, code = self.chance.random() < 0.7, self.chance.choice(["internal_error", "invalid_question"])
+            good, code = (
+                self.chance.random() < 0.7,
+                self.chance.choice(["internal_error", "invalid_question"]),
+            )
             accepted = (
                 worker.succeed(turn.lease, job.id, self.response())
                 if good

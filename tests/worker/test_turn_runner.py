@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from d3serve.errors import DeviceError
+from d3serve.errors import DeviceError, StorageUnavailable
 from d3serve.settings import Settings
 from d3serve.store.turns import ClaimedJob, Freed, Turn
 from d3serve.worker.fake_engine import FakeEngine
@@ -121,6 +121,38 @@ def test_what_a_lost_device_took_with_it_counts_as_lost():
     with pytest.raises(DeviceError):
         run(store, fail)
     assert (store.committed, store.freed) == ([], ["lost"])
+
+
+def test_what_redis_could_not_take_goes_back_unharmed():
+    store = Store("a", "b")
+
+    def away(*_):
+        raise StorageUnavailable("Redis does not answer")
+
+    store.succeed = away
+    with pytest.raises(StorageUnavailable):
+        run(store)
+    assert store.freed == ["back"]
+
+
+def test_after_a_turn_that_redis_broke_off_large_jobs_let_others_pass_as_before():
+    store, outage = Store(), iter([StorageUnavailable("Redis does not answer"), None])
+    store.claimed = [job("large", asked(2))]
+    store.passing = lambda: [job("small")]
+
+    def more(lease):
+        if lease == "beside" and (error := next(outage, None)):
+            raise error
+        return []
+
+    store.more = more
+    engine, settings = Engine.load("fake:?faults=1"), Settings().model_copy(update={"max_batch_questions": 1})
+    runner = TurnRunner(store, engine, settings, lambda _lane: None)
+    with pytest.raises(StorageUnavailable):
+        runner.run()
+    runner.run()
+    assert store.committed == ["small", "small", "large"]
+    assert store.freed == ["beside back", "back", "beside back", "back"]
 
 
 def test_between_the_batches_of_a_large_job_others_have_their_turn():
