@@ -2,10 +2,10 @@
 
 import socket
 
-from d3serve import supervisor
 from d3serve.api.serving import make_server
 from d3serve.logs import configure_logging
 from d3serve.settings import Settings
+from d3serve.up import supervisor
 
 
 def api_main(settings: Settings, *, fd: int | None = None) -> None:

@@ -22,8 +22,8 @@ from typing import Any
 import httpx
 from heldout import Case, Scored, accuracy, by_family, calibration_error, nll, read_cases, score
 
-from d3serve.local import running
 from d3serve.settings import Settings
+from d3serve.up.local import running
 
 ROOT = Path(__file__).parents[1]
 TOGETHER = 128  # jobs that wait at once

@@ -24,8 +24,8 @@ from typing import Any
 import httpx
 from text_mix import text_mix
 
-from d3serve.local import running
 from d3serve.settings import Settings
+from d3serve.up.local import running
 
 ONE_QUESTION = {"refund": {"type": "noul", "instructions": "Does the customer ask for money back?"}}
 

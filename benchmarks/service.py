@@ -27,12 +27,12 @@ from typing import Any
 
 import redis
 
-from d3serve.broker import EmbeddedBroker
 from d3serve.schemas import DecisionRequest, DecisionResponse, NoulAnswer, NoulQuestion, Usage
 from d3serve.settings import Settings
 from d3serve.store.encode import to_json
 from d3serve.store.jobs import JobStore
 from d3serve.store.turns import TurnStore
+from d3serve.up.broker import EmbeddedBroker
 
 HERE = Path(__file__).parent
 RUN = (

@@ -31,10 +31,10 @@ from typing import Any
 import httpx
 import uvicorn
 
-from d3serve.broker import EmbeddedBroker
-from d3serve.local import counting_together, start_apis
 from d3serve.settings import Settings
-from d3serve.supervisor import ProcessTree, listening
+from d3serve.up.broker import EmbeddedBroker
+from d3serve.up.local import counting_together, start_apis
+from d3serve.up.supervisor import ProcessTree, listening
 
 PROCESSES = 2
 BODIES = {"1 KB, 1 question": (700, 1), "8 KB, 8 questions": (7_000, 8), "0.5 MB, 1 question": (500_000, 1)}

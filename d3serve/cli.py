@@ -8,18 +8,19 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from d3serve import __version__, api_keys, supervisor
+from d3serve import __version__, api_keys
 from d3serve import ask as asking
 from d3serve.demo import REQUEST, TRUTHS
 from d3serve.descriptors import raise_descriptor_limit
 from d3serve.errors import D3ServeError, InvalidRequest
-from d3serve.local import run_apis, running
 from d3serve.logs import write_or_lose
 from d3serve.operate import operate
 from d3serve.settings import Settings
 from d3serve.store.connect import server_of
 from d3serve.surroundings import leave_start_folder, tidy_environment
 from d3serve.terminal import degrade, messages, plain, printing
+from d3serve.up import supervisor
+from d3serve.up.local import run_apis, running
 
 app = typer.Typer(
     name="d3serve",

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import redis
 
-from d3serve.broker import EmbeddedBroker
+from d3serve.up.broker import EmbeddedBroker
 
 # Without a GPU kernels run in Triton's interpreter. Triton reads this when it is first imported, which
 # torch or transformers may do in any test: so here, before them all.

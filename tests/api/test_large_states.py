@@ -15,7 +15,7 @@ from d3serve.store import states
 from d3serve.store.encode import decode_state
 from d3serve.store.jobs import JobStore
 from d3serve.store.turns import TurnStore
-from d3serve.supervisor import bind
+from d3serve.up.supervisor import bind
 
 pytestmark = pytest.mark.anyio
 QUESTIONS = {"q": {"type": "noul", "instructions": "x"}}

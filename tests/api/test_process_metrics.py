@@ -5,8 +5,8 @@ import re
 import httpx
 import pytest
 
-from d3serve.local import counting_together, start_apis
-from d3serve.supervisor import ProcessTree, listening
+from d3serve.up.local import counting_together, start_apis
+from d3serve.up.supervisor import ProcessTree, listening
 
 COUNT = re.compile(r'd3serve_http_requests_total\{method="GET",route="/v1/queue",status="200"\} (\S+)')
 SUM = re.compile(r'request_duration_seconds_count\{method="GET",route="/v1/queue"\} (\S+)')

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from d3serve.descriptors import ENOUGH
-from d3serve.supervisor import listening
+from d3serve.up.supervisor import listening
 
 pytestmark = pytest.mark.anyio
 BODY = {"model": "jev-latest", "state": "hello", "questions": {"q": {"type": "noul", "instructions": "x"}}}

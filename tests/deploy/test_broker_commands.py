@@ -11,8 +11,8 @@ import redis
 import yaml
 
 import d3serve
-from d3serve.broker import find_server
-from d3serve.supervisor import bind
+from d3serve.up.broker import find_server
+from d3serve.up.supervisor import bind
 
 ROOT = Path(d3serve.__file__).parents[1]
 

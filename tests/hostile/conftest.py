@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from d3serve.settings import Settings
-from d3serve.supervisor import listening
+from d3serve.up.supervisor import listening
 
 READY_WITHIN_S = 60
 

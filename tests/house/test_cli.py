@@ -13,9 +13,9 @@ import uvicorn
 from d3serve import cli
 from d3serve.api import main as api_main
 from d3serve.errors import StartupError
-from d3serve.local import shared_state_dir
 from d3serve.settings import Settings
-from d3serve.supervisor import ProcessTree, bind, listening
+from d3serve.up.local import shared_state_dir
+from d3serve.up.supervisor import ProcessTree, bind, listening
 
 
 def test_the_api_serves_an_inherited_descriptor_as_the_tcp_socket_that_it_is(

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from d3serve import ask, supervisor
+from d3serve import ask
 from d3serve.errors import InvalidRequest, InvalidSettings, StartupError
-from d3serve.local import running
 from d3serve.settings import Settings
+from d3serve.up import supervisor
+from d3serve.up.local import running
 
 FILE = Path(__file__)
 

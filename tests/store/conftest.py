@@ -10,7 +10,6 @@ import pytest
 import redis
 import redis.asyncio
 
-from d3serve.broker import EmbeddedBroker, find_server
 from d3serve.schemas import (
     ChoiceQuestion,
     DecisionRequest,
@@ -25,6 +24,7 @@ from d3serve.store import lua
 from d3serve.store.jobs import JobStore
 from d3serve.store.keys import Keys
 from d3serve.store.turns import TurnStore
+from d3serve.up.broker import EmbeddedBroker, find_server
 
 DEBIAN = shutil.which("redis-server")
 SERVERS = ["fakeredis", "valkey", *(["redis"] if DEBIAN else [])]

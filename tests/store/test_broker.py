@@ -10,14 +10,14 @@ import pytest
 import redis
 from processes import ends
 
-from d3serve import broker as broker_module
-from d3serve.broker import MAX_DEATHS, EmbeddedBroker, find_server, running_broker
 from d3serve.errors import BrokerUnavailable
 from d3serve.settings import Settings
+from d3serve.up import broker as broker_module
+from d3serve.up.broker import MAX_DEATHS, EmbeddedBroker, find_server, running_broker
 
 MEMORY = 2**26
 PARENT = (
-    "import sys, time; from pathlib import Path; from d3serve.broker import MAX_DEATHS, EmbeddedBroker;"
+    "import sys, time; from pathlib import Path; from d3serve.up.broker import MAX_DEATHS, EmbeddedBroker;"
     "print(EmbeddedBroker(Path(sys.argv[1]), 2**26).start().pid, flush=True); time.sleep(600)"
 )
 

@@ -6,7 +6,6 @@ import pytest
 from typer.testing import CliRunner
 
 from d3serve import cli
-from d3serve.broker import EmbeddedBroker
 from d3serve.errors import JobExpired, QuotaExceeded, StorageUnavailable
 from d3serve.schemas import JobError
 from d3serve.settings import Settings
@@ -16,6 +15,7 @@ from d3serve.store.encode import state_group
 from d3serve.store.jobs import JobStore
 from d3serve.store.operate import Operator
 from d3serve.store.turns import TurnStore
+from d3serve.up.broker import EmbeddedBroker
 
 pytestmark = pytest.mark.anyio
 BROKEN = JobError(code="internal_error", message="broken")

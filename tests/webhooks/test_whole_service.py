@@ -10,7 +10,7 @@ import pytest
 from typesafe_sdk import Noul, TypeSafeClient
 
 from d3serve.client import Client, verify_webhook
-from d3serve.supervisor import bind
+from d3serve.up.supervisor import bind
 
 pytestmark = pytest.mark.timeout(120)
 QUESTIONS = {f"q{i}": {"type": "noul", "instructions": f"Is it {i}?"} for i in range(3)}

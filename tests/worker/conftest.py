@@ -13,12 +13,12 @@ import pytest
 import redis
 from processes import is_alive
 
-from d3serve.broker import EmbeddedBroker
 from d3serve.schemas import DecisionRequest, JobOptions, NoulQuestion
 from d3serve.settings import Settings
 from d3serve.store.connect import open_sync
 from d3serve.store.jobs import JobStore
 from d3serve.store.keys import Keys
+from d3serve.up.broker import EmbeddedBroker
 
 RUN = (
     "import sys; from d3serve.settings import Settings; from d3serve.worker.main import worker_main;"

@@ -8,10 +8,10 @@ import time
 import pytest
 from redis.exceptions import OutOfMemoryError
 
-from d3serve.broker import EmbeddedBroker
 from d3serve.errors import StorageUnavailable
 from d3serve.schemas import DecisionRequest, NoulQuestion
 from d3serve.store.jobs import JobStore
+from d3serve.up.broker import EmbeddedBroker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 

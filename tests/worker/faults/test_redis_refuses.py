@@ -13,9 +13,9 @@ import pytest
 import redis
 from redis.exceptions import OutOfMemoryError
 
-from d3serve.broker import EmbeddedBroker, find_server
 from d3serve.errors import StorageUnavailable
 from d3serve.store.turns import TurnStore
+from d3serve.up.broker import EmbeddedBroker, find_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 

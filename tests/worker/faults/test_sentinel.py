@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, suppress
 import pytest
 import redis
 
-from d3serve.broker import find_server
+from d3serve.up.broker import find_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
