@@ -1,6 +1,6 @@
 """What a worker needs of an engine, and how it gets one: the real model, or a fake of known speed."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from d3serve.errors import D3ServeError
@@ -8,6 +8,7 @@ from d3serve.schemas import Answer, ModelInfo, Question, Usage
 from d3serve.settings import Settings
 
 FAKE_SCHEME = "fake:"
+AtYield = Callable[[float], None]  # called with the share of the work that is done
 
 
 class Prepared(Protocol):
@@ -85,8 +86,17 @@ class Engine(Protocol):
         """
         ...
 
-    def decide(self, jobs: Sequence[Any]) -> Sequence[Decided]:
-        """Answer jobs in one pass; raises OutOfDeviceMemory or DeviceError."""
+    @property
+    def beside_tokens(self) -> int:
+        """Tokens, states and questions together, that a call of `decide` from `at_yield` may have; 0: none may."""
+        ...
+
+    def decide(self, jobs: Sequence[Any], *, at_yield: AtYield | None = None) -> Sequence[Decided]:
+        """Answer jobs in one pass; raises OutOfDeviceMemory or DeviceError.
+
+        A long pass calls `at_yield` between its steps. From there `decide` may be called again, without `at_yield`;
+        what it raises ends the pass.
+        """
         ...
 
     def cached_state_keys(self) -> Collection[str]:

@@ -1,10 +1,11 @@
 """An engine of known speed and repeatable answers, for benchmarks, demonstrations and fault tests.
 
-Model string: `fake:?state_ms=100&question_ms=10&cache=64&load_s=0&trace=/path&faults=1`. A pass sleeps `state_ms` for
-each state it has to read and `question_ms` for each question. With `faults=1`, a state that holds `fake:kill`,
-`fake:memory-error`, `fake:oom`, `fake:device-error`, `fake:crash` or `fake:sleep=<seconds>` makes the pass do that, and
-one that holds `fake:nan` gets no numbers, as does a question that does. `trace` names a file that gets one JSON line
-for each pass.
+Model string: `fake:?state_ms=100&ktoken_ms=0&question_ms=10&cache=64&load_s=0&trace=/path&faults=1`. A pass sleeps
+`state_ms` for each state it has to read, `ktoken_ms` for each thousand tokens of those, and `question_ms` for each
+question. With `yield_ms` it yields so often, and may then have `beside_tokens` beside it. With `faults=1`, a state
+that holds `fake:kill`, `fake:memory-error`, `fake:oom`, `fake:device-error`, `fake:crash` or `fake:sleep=<seconds>`
+makes the pass do that, and one that holds `fake:nan` gets no numbers, as does a question that does. `trace` names a
+file that gets one JSON line for each pass.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ import re
 import signal
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -50,7 +51,10 @@ class FakeOptions:
 
     name: str = "fake"
     state_ms: float = 0
+    ktoken_ms: float = 0
     question_ms: float = 0
+    yield_ms: float = 0
+    beside_tokens: int = 2048
     cache: int = 64
     load_s: float = 0
     load_error: str = ""
@@ -101,6 +105,7 @@ class FakeEngine:
     def __init__(self, options: FakeOptions) -> None:
         self._options = options
         self._cache: OrderedDict[str, None] = OrderedDict()
+        self._suspended = False
         self.info = ModelInfo(
             name=options.name, identity=f"fake {options.name}", attention_mode="fake", validated_length=32_768,
             max_length=options.max_length, dtype="float64", device="cpu",
@@ -161,16 +166,32 @@ class FakeEngine:
         key = hashlib.sha256(f"{salt}\0{text}".encode()).hexdigest()
         return FakePrepared(key, state_tokens, total, text, asked, refused)
 
-    def decide(self, jobs: Sequence[FakePrepared]) -> list[FakeDecided]:
-        """Sleep as long as a pass would take, then answer."""
-        if self._options.faults:
-            for job in jobs:
+    @property
+    def beside_tokens(self) -> int:
+        """Tokens that a call of `decide` from `at_yield` may have."""
+        return self._options.beside_tokens if self._options.yield_ms else 0
+
+    def decide(
+        self, jobs: Sequence[FakePrepared], *, at_yield: Callable[[float], None] | None = None
+    ) -> list[FakeDecided]:
+        """Sleep as long as a pass would take, then answer.
+
+        Raises:
+            OutOfDeviceMemory: one job is too large for what runs beside a long pass.
+        """
+        for job in jobs:
+            if self._suspended and job.state_tokens > self.beside_tokens:
+                raise OutOfDeviceMemory(
+                    f"the job has more than the {self.beside_tokens} tokens left beside it"
+                )
+            if self._options.faults:
                 _misbehave(job.state)
-        fresh = list(dict.fromkeys(job.state_key for job in jobs if job.state_key not in self._cache))
+        fresh = {job.state_key: job.state_tokens for job in jobs if job.state_key not in self._cache}
         began = time.time()
         questions = sum(job.questions for job in jobs)
-        time.sleep((len(fresh) * self._options.state_ms + questions * self._options.question_ms) / 1000)
-        self._trace(jobs, fresh, began)
+        spent_ms = len(fresh) * self._options.state_ms + sum(fresh.values()) / 1000 * self._options.ktoken_ms
+        self._work((spent_ms + questions * self._options.question_ms) / 1000, at_yield)
+        self._trace(jobs, list(fresh), began)
         unread, decided = set(fresh), []
         for job in jobs:
             decided.append(
@@ -179,6 +200,20 @@ class FakeEngine:
             unread.discard(job.state_key)
             self._remember(job.state_key)
         return decided
+
+    def _work(self, seconds: float, at_yield: Callable[[float], None] | None) -> None:
+        if at_yield is None or not self._options.yield_ms:
+            time.sleep(seconds)
+            return
+        done, self._suspended = 0.0, True
+        try:
+            while done < seconds:
+                step = min(self._options.yield_ms / 1000, seconds - done)
+                time.sleep(step)
+                done += step
+                at_yield(done / seconds)
+        finally:
+            self._suspended = False
 
     def _remember(self, key: str) -> None:
         self._cache[key] = None

@@ -3,8 +3,9 @@
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import structlog
 
@@ -13,17 +14,19 @@ from d3serve.errors import (
     DeviceError,
     InternalError,
     MaxTokensExceeded,
+    OutOfDeviceMemory,
     StateLost,
     StorageUnavailable,
 )
 from d3serve.schemas import Answer, DecisionResponse, ErrorAnswer, JobError, QuestionError, Usage
 from d3serve.settings import Settings
 from d3serve.store.encode import decode_questions, decode_state
-from d3serve.store.turns import ClaimedJob, Turn, TurnStore
+from d3serve.store.turns import ClaimedJob, FreeMode, Turn, TurnStore
 from d3serve.wake.celery_app import WakeSender
 from d3serve.worker.engines import Decided, Engine, Prepared
 from d3serve.worker.grouping import joined, plan_passes, question_tokens
 from d3serve.worker.lease import LeaseKeeper
+from d3serve.worker.yields import NobodyWaits, Yields
 
 MAX_ROUNDS = 8  # late joiners may extend a turn so often; then other states have their chance
 
@@ -55,7 +58,8 @@ class TurnRunner:
         self._engine = engine
         self._settings = settings
         self._send_wake = send_wake
-        self._waiting: set[str] = set()  # leases of turns that let another one pass
+        self._waiting = False  # whether a turn waits while another one passes
+        self._suspended = False  # whether a pass of the engine is between two of its steps
         self._yields_until = 0.0
 
     def run(self) -> TurnReport:
@@ -67,7 +71,6 @@ class TurnRunner:
         """
         report, began = TurnReport(), time.monotonic()
         self._yields_until = began + self._settings.turn_limit_s / 2
-        self._waiting.clear()  # what a turn that broke off left here waits no more
         self._run(self._store.claim(os.getpid()), report, MAX_ROUNDS)
         report.seconds = time.monotonic() - began
         return report
@@ -81,29 +84,29 @@ class TurnRunner:
             with LeaseKeeper(self._store, turn.lease, self._settings.lease_s) as keeper:
                 self._rounds(turn, keeper, report, warm, max_rounds)
         except Exception as error:
-            # The next attempt runs each suspect alone; who only waited for another's turn is none, nor is
-            # anybody where Redis was away.
-            harmless = isinstance(error, StorageUnavailable) or turn.lease in self._waiting
-            self._free(turn, "back" if harmless else "lost", warm)
+            # The next attempt runs each suspect alone; none is where Redis was away, nor, as the store knows, who
+            # only waited for another's turn.
+            self._free(turn, "back" if isinstance(error, StorageUnavailable) else "lost", warm)
             raise
         # A process told to end leaves here with SystemExit and keeps the lease: only the main process
         # knows whether it stops or was stuck, and frees it accordingly.
-        self._free(turn, "back", warm)
+        # Beside a suspended pass, what was left did not fit there.
+        self._free(turn, "alone" if self._suspended else "back", warm)
 
     def _rounds(
         self, turn: Turn, keeper: LeaseKeeper, report: TurnReport, warm: set[str], max_rounds: int
     ) -> None:
         jobs = turn.jobs
-        for _ in range(max_rounds):
+        for rounds_left in reversed(range(max_rounds)):
             works = self._prepare_all(turn, jobs)
             self._decide_all(turn, works, keeper, report)
             cached = frozenset(self._engine.cached_state_keys())
             warm.update(work.job.group for work in works if work.prepared.state_key in cached)
-            jobs = [] if keeper.lost else self._store.more(turn.lease)
+            jobs = self._store.more(turn.lease) if rounds_left and not keeper.lost else []
             if not jobs:
                 return
 
-    def _free(self, turn: Turn, mode: Literal["back", "lost"], warm: set[str]) -> None:
+    def _free(self, turn: Turn, mode: FreeMode, warm: set[str]) -> None:
         try:
             freed = self._store.free(turn.lease, mode, sorted(warm))
         except StorageUnavailable:
@@ -158,7 +161,7 @@ class TurnRunner:
         passes = plan_passes(
             works,
             frozenset(self._engine.cached_state_keys()),
-            max_tokens=self._settings.max_batch_tokens,
+            max_tokens=self._most_tokens,
             max_questions=self._settings.max_batch_questions,
         )
         for chosen in passes:
@@ -166,17 +169,22 @@ class TurnRunner:
             if keeper.lost:
                 return
             live = [work for work in chosen if work.job.id in wanted]
-            if len(live) == 1:
-                self._decide_alone(turn, live[0], keeper, report)
-            elif live:
-                self._decide(turn, live, keeper, report)
+            with suppress(NobodyWaits):
+                if len(live) == 1:
+                    self._decide_alone(turn, live[0], keeper, report)
+                elif live:
+                    self._decide(turn, live, keeper, report)
+
+    @property
+    def _most_tokens(self) -> int:
+        most = self._settings.max_batch_tokens
+        return min(most, self._engine.beside_tokens) if self._suspended else most
 
     def _decide(self, turn: Turn, works: Sequence[Work], keeper: LeaseKeeper, report: TurnReport) -> None:
         """Run one pass; where it fails, halve it until the job at fault is alone, and fail only that."""
-        began = time.perf_counter()
         try:
-            decided = self._engine.decide([work.prepared for work in works])
-        except DeviceError:
+            decided, spent_s = self._read(turn, works, [work.prepared for work in works], keeper, report)
+        except (DeviceError, NobodyWaits):
             raise
         except Exception as error:
             log.warning("pass.halved", jobs=len(works), error=type(error).__name__)
@@ -187,38 +195,105 @@ class TurnRunner:
                 else:
                     self._decide(turn, half, keeper, report)
             return
-        spent_s = time.perf_counter() - began
         for work, answer in zip(works, decided, strict=True):
             self._finish(turn, work, answer, spent_s, report)
 
     def _decide_alone(self, turn: Turn, work: Work, keeper: LeaseKeeper, report: TurnReport) -> None:
         """Answer one job; one that is larger than a pass in batches, between which others have their turn."""
-        settings = self._settings
-        batches = work.prepared.batches(settings.max_batch_tokens, settings.max_batch_questions)
+        batches = work.prepared.batches(self._most_tokens, self._settings.max_batch_questions)
         parts: list[Decided] = []
         spent_s = 0.0
         for batch in batches:
             if parts and not self._goes_on_after_others(turn, work, keeper, report):
                 return
-            began = time.perf_counter()
             try:
-                parts += self._engine.decide([batch])
-            except DeviceError:
+                decided, part_s = self._read(turn, [work], [batch], keeper, report)
+            except (DeviceError, NobodyWaits):
                 raise
             except Exception as error:
-                self._fail(turn, work.job, error)
+                if self._suspended and isinstance(error, OutOfDeviceMemory):
+                    log.info("job.too_large_beside", job_id=work.job.id)
+                else:
+                    self._fail(turn, work.job, error)
                 return
-            spent_s += time.perf_counter() - began
+            parts += decided
+            spent_s += part_s
         self._finish(turn, work, joined(parts), spent_s, report)
 
     def _goes_on_after_others(self, turn: Turn, work: Work, keeper: LeaseKeeper, report: TurnReport) -> bool:
         """Let interactive work that waits pass by, if it fits a turn; whether this job is still wanted then."""
         if not self._waiting and time.monotonic() < self._yields_until:
-            self._waiting.add(turn.lease)
-            self._run(self._store.claim(os.getpid(), beside=True), report, max_rounds=1)
-            self._waiting.discard(turn.lease)
+            self._run_beside(turn, report, None)
         wanted = self._store.progress(turn.lease, "deciding", [work.job.id])
         return work.job.id in wanted and not keeper.lost
+
+    def _run_beside(self, turn: Turn, report: TurnReport, max_tokens: int | None) -> bool:
+        """Let a turn pass that takes no more than so many tokens; whether there was one."""
+        before, self._waiting = self._waiting, True
+        try:
+            other = self._store.claim(os.getpid(), beside=turn.lease, max_tokens=max_tokens)
+            self._run(other, report, max_rounds=1)
+        finally:
+            self._waiting = before
+        return bool(other.jobs)
+
+    # --- between the steps of a pass ---------------------------------------------------------------
+
+    def _read(
+        self,
+        turn: Turn,
+        works: Sequence[Work],
+        jobs: Sequence[Prepared],
+        keeper: LeaseKeeper,
+        report: TurnReport,
+    ) -> tuple[Sequence[Decided], float]:
+        """Run one pass; its answers, and the seconds that were its own."""
+        began = time.perf_counter()
+        if self._suspended:  # a short pass is over before anybody could pass by
+            return self._engine.decide(jobs), time.perf_counter() - began
+        ids = {work.job.id for work in works}
+
+        def wanted() -> bool:
+            return not keeper.lost and not ids.isdisjoint(self._store.held(turn.lease))
+
+        def let_pass() -> bool:
+            return self._let_short_work_pass(turn, sorted(ids), report)
+
+        yields = Yields(wanted, let_pass if self._lets_pass(works) else None)
+        decided = self._engine.decide(jobs, at_yield=yields)
+        return decided, time.perf_counter() - began - yields.others_s
+
+    def _lets_pass(self, works: Sequence[Work]) -> bool:
+        """Long jobs and offline ones let short work pass.
+
+        A pass that holds a short interactive job does not: who came later would overtake it, again and again, and
+        nobody waits long for such a pass, since a turn's tokens bound it.
+        """
+        room = self._engine.beside_tokens
+        return (
+            bool(room)
+            and "interactive" in self._settings.lanes
+            and all(
+                work.job.asked_lane == "offline"
+                or work.prepared.state_tokens + question_tokens(work.prepared) > room
+                for work in works
+            )
+        )
+
+    def _let_short_work_pass(self, turn: Turn, ids: Sequence[str], report: TurnReport) -> bool:
+        """Answer short work that waits, on what the suspended pass leaves; whether there was some."""
+        if time.monotonic() > self._yields_until or not self._store.interactive_waits():
+            return False
+        self._suspended = True
+        try:
+            passed = self._run_beside(turn, report, self._engine.beside_tokens)
+        finally:
+            self._suspended = False
+        if passed:
+            self._store.progress(
+                turn.lease, "deciding", ids
+            )  # it waits no longer: what is lost now is its own
+        return passed
 
     # --- committing --------------------------------------------------------------------------------
 

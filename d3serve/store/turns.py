@@ -24,6 +24,9 @@ WARM_TTL_MS = 600_000
 WORKER_TTL_MS = 30_000
 MAX_GROUPS = 256
 
+# Given back unharmed; a lost attempt; given back, and too large to be claimed beside a long turn again.
+FreeMode = Literal["back", "lost", "alone"]
+
 log = structlog.get_logger(__name__)
 
 
@@ -101,20 +104,31 @@ class TurnStore:
 
     # --- one turn ----------------------------------------------------------------------------------
 
-    def claim(self, pid: int, *, beside: bool = False) -> Turn:
+    def claim(self, pid: int, *, beside: str = "", max_tokens: int | None = None) -> Turn:
         """Take whole state groups until the turn is full, one tenant's after another's; never one that a worker has.
 
-        Groups whose jobs name a revision are only for a worker with `revision`. A turn `beside` a large job, between
-        its batches, takes interactive work alone, and nothing that is larger than a turn.
+        Groups whose jobs name a revision are only for a worker with `revision`. A turn that passes while another of
+        this worker waits, `beside` that one's lease, takes interactive work alone, and nothing that is larger than
+        `max_tokens` or than a turn. Until the other tells its progress, it counts as given back if it is lost.
         """
         settings, lease = self._settings, secrets.token_hex(8)
         lanes = [lane for lane in settings.lanes if not beside or lane == "interactive"]
+        most = settings.max_batch_tokens if max_tokens is None else min(max_tokens, settings.max_batch_tokens)
         wakes, *groups = self._run(
-            "claim", lease, self.worker, pid, self._lease_ms, settings.max_batch_tokens,
-            settings.max_batch_questions, MAX_GROUPS, FAIRNESS_MS, OFFLINE_PATIENCE_MS, self.revision,
-            int(beside), *lanes,
+            "claim", lease, self.worker, pid, self._lease_ms, most, settings.max_batch_questions, MAX_GROUPS,
+            FAIRNESS_MS, OFFLINE_PATIENCE_MS, self.revision, beside, *lanes,
         )  # fmt: skip
         return Turn(lease, self._fetch(groups), wakes)
+
+    def interactive_waits(self) -> bool:
+        """Whether a claim beside a long turn may find something; one cheap command."""
+        with storage_errors():
+            return bool(self._client.zcard(self._key("ready", "interactive")))
+
+    def held(self, lease: str) -> set[str]:
+        """The jobs of a lease that are neither done nor taken away; one cheap command."""
+        with storage_errors():
+            return set(self._client.smembers(self._key("leasejobs", lease)))
 
     def more(self, lease: str) -> list[ClaimedJob]:
         """Take jobs that joined the turn's groups since it began."""
@@ -165,8 +179,8 @@ class TurnStore:
         refusal = issubclass(error_class(error.code), RequestError) and not error.retryable
         return bool(self._run("commit", lease, job_id, "failed", text, told, 0, "", "", int(refusal)))
 
-    def free(self, lease: str, mode: Literal["back", "lost"], warm: Sequence[str] = ()) -> Freed:
-        """End the lease; what is unfinished waits again, as given back unharmed or as a lost attempt."""
+    def free(self, lease: str, mode: FreeMode, warm: Sequence[str] = ()) -> Freed:
+        """End the lease; what is unfinished waits again."""
         return Freed(*self._run("free", lease, mode, self.worker, WARM_TTL_MS, *warm))
 
     # --- between turns -----------------------------------------------------------------------------

@@ -219,8 +219,8 @@ class TestClaim:
         offline = await table.submit("offline", lane="offline")
         small = await table.submit("small")
         worker = table.worker(max_batch_tokens=100)
-        assert [job.id for job in worker.claim(1, beside=True).jobs] == [small]
-        assert not worker.claim(1, beside=True).jobs
+        assert [job.id for job in worker.claim(1, beside="another").jobs] == [small]
+        assert not worker.claim(1, beside="another").jobs
         assert [[job.id for job in worker.claim(1).jobs] for _ in range(2)] == [[large], [offline]]
 
     @pytest.mark.sabotage("claim", "not suspect or (jobs == 0 and not beside)", "not suspect or jobs == 0")
@@ -228,7 +228,7 @@ class TestClaim:
         await table.submit("s")
         worker = table.worker()
         worker.free(worker.claim(1).lease, "lost")
-        assert not worker.claim(1, beside=True).jobs
+        assert not worker.claim(1, beside="another").jobs
         assert len(worker.claim(1).jobs) == 1
 
     async def test_a_claim_whose_answer_was_lost_answers_the_same_again(self, table):

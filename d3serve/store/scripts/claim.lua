@@ -1,14 +1,14 @@
 -- CLAIM: take whole state groups under a lease until the turn is full; the first group always fits.
 -- Tenants take turns: the next group is always one of the tenant that has been given the fewest tokens.
 -- ARGV: lease, worker, pid, lease_ms, max_tokens, max_questions, max_groups, fairness_ms, patience_ms,
---       revision (that the worker has loaded, '' if none), beside (1: it does so between the batches of a large job,
---       and takes only what fits, and nothing that may kill it), lane ... (those that the worker serves)
+--       revision (that the worker has loaded, '' if none), beside (the lease of the worker's long turn that lets this
+--       one pass, or '': then only what fits is taken, and nothing that may kill it), lane ... (that the worker serves)
 -- Answers {lanes to wake, {group, {id ...}} ...}; nothing after the lanes when there is no work.
 -- Called again with its own lease, after its answer was lost, it answers the same.
 local lease, worker, pid, lease_ms = unpack(ARGV, 1, 4)
 local max_tokens, max_questions, max_groups = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local fairness_ms, patience_ms, revision = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
-local beside, LANES = ARGV[11] == '1', {unpack(ARGV, 12)}
+local beside, LANES = ARGV[11] ~= '' and ARGV[11], {unpack(ARGV, 12)}
 local MAX_JOBS = 2000
 local MAX_LOOKS = 1024 -- at tenants, and at groups: what one claim may cost, however many wait
 local SWEEP_MS = 500   -- who leaves a group is asked again by a sweep; a shorter wait would save nothing
@@ -34,7 +34,7 @@ local function census()
   local crew = {live = 0, offline = 0, busy = {}, hands = {interactive = 0, offline = 0}}
   for _, held in ipairs(redis.call('ZRANGE', K('leases'), 0, -1)) do
     local l = redis.call('HMGET', K('lease', held), 'worker', 'lane')
-    crew.busy[l[1] or ''] = l[2]
+    crew.busy[l[1] or ''] = crew.busy[l[1] or ''] == 'offline' and 'offline' or l[2]
     crew.offline = crew.offline + (l[2] == 'offline' and 1 or 0)
   end
   for _, one in ipairs(redis.call('ZRANGEBYSCORE', K('workers'), int(now), '+inf')) do
@@ -77,7 +77,9 @@ local function lanes_in_order(crew)
   end
   table.sort(order) -- interactive, offline
   local contended = waits.interactive and waits.offline and waits.offline > patience_ms
-  if not contended then
+  if beside then
+    return order, false
+  elseif not contended then
     redis.call('HDEL', K('pace'), 'beside', 'overdue')
   else
     local given = redis.call('HMGET', K('pace'), 'beside', 'overdue')
@@ -168,9 +170,9 @@ local function claim_group(group)
   local taken = {}
   local state_tokens = tonumber(redis.call('HGET', K('grp', group), 'state_tokens'))
   for _, id in ipairs(redis.call('ZRANGE', K('pend', group), 0, MAX_JOBS - 1)) do
-    local j = read(id, 'tokens', 'questions', 'losses', 'deadline')
+    local j = read(id, 'tokens', 'questions', 'losses', 'deadline', 'beside')
     local cost = j.tokens + (#taken == 0 and state_tokens or 0)
-    local suspect = tonumber(j.losses) > 0
+    local suspect = tonumber(j.losses) > 0 or (beside and j.beside == 'no')
     if tonumber(j.deadline) > 0 and now >= tonumber(j.deadline) then
       expire(id, 'queued', now)
     elseif not fits(j, cost) then
@@ -245,7 +247,7 @@ end
 
 drain()
 local hops = 1
-for _, lane in ipairs(LANES) do
+for _, lane in ipairs(beside and {} or LANES) do -- beside a long turn nobody has come for a wake-up
   hops = math.max(hops, tonumber(redis.call('GET', K('wake', lane)) or 1))
   redis.call('DEL', K('wake', lane))
 end
@@ -259,6 +261,9 @@ for _, lane in ipairs(order) do
   if #turn > 0 then
     redis.call('HSET', K('lease', lease), 'worker', worker, 'pid', pid, 'lane', lane, 'ms', lease_ms)
     redis.call('ZADD', K('leases'), int(now + lease_ms), lease)
+    if beside and redis.call('EXISTS', K('lease', beside)) == 1 then
+      redis.call('HSET', K('lease', beside), 'waits', '1')
+    end
     if contended then
       redis.call('HINCRBY', K('pace'), lane == 'offline' and 'overdue' or 'beside', int(tokens))
     end
@@ -271,7 +276,7 @@ local wakes = {}
 for _, lane in ipairs(LANES) do
   if #turn > 0 and wants_wake(lane) then
     wakes[#wakes + 1] = lane
-  elseif #turn == 0 and left_to_idle and hops <= crew.live and wants_wake(lane) then
+  elseif #turn == 0 and not beside and left_to_idle and hops <= crew.live and wants_wake(lane) then
     redis.call('SET', K('wake', lane), hops + 1, 'PX', WAKE_MS)
     wakes[#wakes + 1] = lane
   end

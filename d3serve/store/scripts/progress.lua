@@ -1,7 +1,9 @@
--- PROGRESS: note how far jobs are. ARGV: lease, stage, id ... Answers the ids that are still the lease's:
+-- PROGRESS: note how far jobs are, and that their turn waits for no other. ARGV: lease, stage, id ...
+-- Answers the ids that are still the lease's:
 -- a job that was canceled, has expired or went to another worker is missing and needs no more work.
 local mine = {}
 drain()
+redis.call('HDEL', K('lease', ARGV[1]), 'waits')
 for i = 3, #ARGV do
   local id = ARGV[i]
   local j = read(id, 'status', 'lease')
