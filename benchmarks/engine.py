@@ -25,6 +25,7 @@ from engine_rows import ROWS, Row
 from geometries import GEOMETRY_27B, GEOMETRY_TINY
 from peers import Peer
 
+from d3serve.model.assembly import EngineParts
 from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
 from d3serve.model.config import CODES, DecisionConfig, Geometry
 from d3serve.model.engine import DecidedJob, DecisionEngine, PreparedJob
@@ -67,9 +68,11 @@ class Bench:
             max_length=g.max_positions, dtype=str(self.dtype), device=str(self.device),
         )  # fmt: skip
         return DecisionEngine(
-            info=info, config=config, tokenizer=cast("Any", None),
-            backbone=Backbone(g, self.weights, pools, mlp_rows=MLP_ROWS), cache=cache,
-            plan=MemoryPlan(rows, slots, LONGEST_PASS),
+            EngineParts(
+                info=info, config=config, tokenizer=cast("Any", None),
+                backbone=Backbone(g, self.weights, pools, mlp_rows=MLP_ROWS), cache=cache,
+                plan=MemoryPlan(rows, slots, LONGEST_PASS),
+            )
         )  # fmt: skip
 
     def reseed(self) -> None:

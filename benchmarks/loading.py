@@ -28,8 +28,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from d3serve.model.checkpoint import load_weights
+from d3serve.model.compressed import Scheme
 from d3serve.model.config import CODES, Geometry
-from d3serve.model.shards import INDEX, READOUT
+from d3serve.model.fields import Fields
+from d3serve.model.package import Package
+from d3serve.model.shards import INDEX, READOUT, backbone_files
 from d3serve.model.weights import Allocator, Weights
 
 SHARD_BYTES = 5_000_000_000
@@ -79,7 +82,6 @@ def write_package(
     save_file({"weight": torch.randn(CODES, geometry.hidden)}, folder / READOUT)
     weight_map = {name: path.name for path, names, done in written if done.result() is None for name in names}
     (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    (folder / "config.json").write_text("{}")
     return [path for path, _, _ in written]
 
 
@@ -176,7 +178,12 @@ class Run:
 
     def load(self) -> Weights:
         """Load as the worker does."""
-        weights = load_weights(self.folder, self.geometry, self.device, torch.bfloat16)
+        package = Package(
+            folder=self.folder, geometry=self.geometry, scheme=Scheme("plain"), decision=cast("Any", None),
+            weight_files=backbone_files(self.folder, Fields.read(self.folder / INDEX)),
+            tokenizer_config=None, manifest=None,
+        )  # fmt: skip
+        weights = load_weights(package, self.device, torch.bfloat16)
         synchronize(self.device)
         return weights
 

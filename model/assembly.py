@@ -1,56 +1,126 @@
-"""The parts of an engine: weights, pools sized to the device, the state cache, and what is said of the model."""
+"""From a model's name to the parts of an engine: a package opened and loaded, pools sized to the device."""
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, TypedDict
 
 import torch
 
 from d3serve.errors import InvalidSettings
-from d3serve.model.backbone import Pools, row_bytes, slot_bytes
+from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
 from d3serve.model.checkpoint import Quantization, load_weights
 from d3serve.model.config import DecisionConfig, Geometry
+from d3serve.model.device_faults import watched
 from d3serve.model.host_tier import HostTier
-from d3serve.model.hub import Package
+from d3serve.model.hub import LocatedPackage, locate
 from d3serve.model.memory import MLP_ROWS, MemoryPlan, divide_pools, plan_memory
+from d3serve.model.package import Package, open_package
+from d3serve.model.placement import Device, Dtype, place
 from d3serve.model.random_weights import random_weights
+from d3serve.model.remote_format import RemoteFormat, load_prompts
 from d3serve.model.state_cache import StateCache
+from d3serve.model.tokenizer import PromptTokenizer, SpecialTokens
 from d3serve.model.weights import Weights, to_float8
 from d3serve.schemas import ModelInfo
 
 CPU_CACHE_BYTES = 256 * 2**20
 
+LoadFormat = Literal["safetensors", "random"]
+
+
+class LoadOptions(TypedDict, total=False):
+    """How to load a package; what is left out, or None, is chosen here."""
+
+    revision: str | None  # of the Hub; None means the pinned one
+    device: Device | None  # None takes a GPU if there is one
+    dtype: Dtype | None  # None means bfloat16 on a GPU, float32 elsewhere
+    state_cache_bytes: int | None  # memory of the pools; None takes a share of what the weights leave
+    state_cache_host_bytes: int  # pinned host memory for states that the pools had to let go; 0 means none
+    special_tokens_in_text: SpecialTokens  # how control tokens inside user text are read; `plain` unless said
+    load_format: LoadFormat  # `random` draws the weights instead of reading them
+    quantization: Quantization | None  # `fp8` quantizes plain matrices, as the published FP8 packages do
+    trust_remote_code: bool  # let the package's own `d3_format.py` render layouts that we do not know
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What an engine is made of."""
+
+    info: ModelInfo
+    config: DecisionConfig
+    tokenizer: PromptTokenizer | RemoteFormat
+    backbone: Backbone
+    cache: StateCache
+    plan: MemoryPlan
+
+
+def assemble(model: str, options: LoadOptions) -> EngineParts:
+    """Find, open and load a package, and allocate its pools.
+
+    Args:
+        model: local folder or Hub id.
+        options: each has a default.
+
+    Raises:
+        InvalidCheckpoint: the package is incomplete, inconsistent, of an unknown kind, or too large here.
+        InvalidSettings, DeviceError: an option asks for what is not there; the accelerator failed.
+    """
+    quantization, special_tokens = options.get("quantization"), options.get("special_tokens_in_text", "plain")
+    load_format, with_code = (
+        options.get("load_format", "safetensors"),
+        options.get("trust_remote_code", False),
+    )
+    device, dtype = place(options.get("device"), options.get("dtype"), quantization)
+    located = locate(model, options.get("revision"), with_code=with_code)
+    package = open_package(located.folder, any_layout=with_code)
+    tokenizer = load_prompts(package, special_tokens)
+    geometry, shares_state = package.geometry, package.decision.shares_state
+    with watched(device):
+        weights = read_or_draw_weights(package, device, dtype, load_format, quantization)
+        plan = size_pools(
+            geometry, dtype, device, options.get("state_cache_bytes"), shares_state=shares_state
+        )
+        pools = Pools.allocate(geometry, rows=plan.rows, slots=plan.slots, device=device, dtype=dtype)
+    read_as = (str(dtype), load_format, str(quantization), special_tokens)
+    return EngineParts(
+        info=describe(located, package, dtype, device, read_as),
+        config=package.decision,
+        tokenizer=tokenizer,
+        backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS),
+        cache=make_state_cache(geometry, plan, pools, options.get("state_cache_host_bytes", 0)),
+        plan=plan,
+    )
+
 
 def read_or_draw_weights(
-    folder: Path,
-    geometry: Geometry,
+    package: Package,
     device: torch.device,
     dtype: torch.dtype,
-    load_format: Literal["safetensors", "random"],
+    load_format: LoadFormat,
     quantization: Quantization | None,
 ) -> Weights:
     """The package's weights on the device, or made-up ones of the same shapes."""
     if load_format == "random":
-        drawn = random_weights(geometry, device, dtype)[0]
+        drawn = random_weights(package.geometry, device, dtype)[0]
         return to_float8(drawn) if quantization == "fp8" else drawn
-    return load_weights(folder, geometry, device, dtype, quantization)
+    return load_weights(package, device, dtype, quantization)
 
 
 def describe(
+    located: LocatedPackage,
     package: Package,
-    config: DecisionConfig,
-    geometry: Geometry,
     dtype: torch.dtype,
     device: torch.device,
     read_as: Sequence[str],
 ) -> ModelInfo:
     """What is served; the identity covers `read_as` too, on which answers depend as well."""
-    max_length = config.max_length or geometry.max_positions
-    identity = ":".join((package.identity, *read_as))
+    config = package.decision
+    max_length = config.max_length or package.geometry.max_positions
+    identity = ":".join((located.identity, *read_as))
     return ModelInfo(
-        name=package.name,
-        revision=package.revision,
+        name=located.name,
+        revision=located.revision,
         identity=hashlib.sha256(identity.encode()).hexdigest()[:32],
         attention_mode=config.attention_mode,
         prompt_layout=config.prompt_layout,

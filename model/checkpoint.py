@@ -1,4 +1,4 @@
-"""From a package folder to weights on the device."""
+"""From an opened package to weights on the device."""
 
 import logging
 import time
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from d3serve.errors import InvalidCheckpoint
 from d3serve.kernels.matrix import quantize_rows
-from d3serve.model.compressed import Scheme, dequantize, read_scheme
+from d3serve.model.compressed import Scheme, dequantize
 from d3serve.model.config import CODES, Geometry
-from d3serve.model.shards import READOUT, backbone_files, float8_names, text_tensors
+from d3serve.model.package import Package
+from d3serve.model.shards import READOUT, float8_names, text_tensors
 from d3serve.model.weights import Allocator, Weights, scale_name
 
 Quantization = Literal["fp8"]
@@ -28,8 +29,7 @@ READERS = 8  # threads that copy a file's bytes to a GPU: enough to keep a fast 
 
 
 def load_weights(
-    folder: Path,
-    geometry: Geometry,
+    package: Package,
     device: torch.device,
     dtype: torch.dtype,
     quantization: Quantization | None = None,
@@ -44,7 +44,7 @@ def load_weights(
             or the device has too little memory.
     """
     started = time.monotonic()
-    scheme, files = read_scheme(folder), backbone_files(folder)
+    geometry, files = package.geometry, package.weight_files
     float8: set[str] = set()
     if multiplies_float8(device, dtype):
         float8 = {name for path in files for name in float8_names(path)}
@@ -54,14 +54,14 @@ def load_weights(
         require_memory(geometry, dtype, float8, free_bytes=torch.cuda.mem_get_info(device)[0])
     allocator = Allocator(geometry, device, dtype, float8)
     weights = allocator.weights(CODES)
-    loading = _Loading(allocator.targets, scheme, device)
+    loading = _Loading(allocator.targets, package.scheme, device)
     readers = READERS if device.type == "cuda" else 1
     tasks = product(files, range(readers))  # shares of each file, so that a single one is read no slower
     with ThreadPoolExecutor(readers) as pool:
         for _ in pool.map(lambda task: loading.read(task[0], task[1], readers), tasks):
             pass
-    loading.finish(folder)
-    _load_readout(folder / READOUT, weights.readout)
+    loading.finish(package.folder)
+    _load_readout(package.folder / READOUT, weights.readout)
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # copies are under way
     seconds = time.monotonic() - started

@@ -4,13 +4,12 @@ Formulas and bit order are those of the compressed-tensors library, which tests 
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from d3serve.model.config import Fields, read_json
+from d3serve.model.fields import Fields
 from d3serve.model.registry import NO_FP4
 
 INT4_OFFSET = 8  # four-bit values are stored as value + 8
@@ -41,13 +40,12 @@ class Scheme:
         return PARTS[self.kind] - ({"weight_zero_point"} if self.symmetric else set())
 
 
-def read_scheme(folder: Path) -> Scheme:
-    """Read `quantization_config` of a package.
+def read_scheme(config: Fields) -> Scheme:
+    """Understand the `quantization_config` in a package's `config.json`.
 
     Raises:
         InvalidCheckpoint: a method, format or detail that we do not unpack; the message holds its value.
     """
-    config = Fields(read_json(folder / "config.json"), "config.json")
     text = config.values.get("text_config")
     if config.values.get("quantization_config") is None and isinstance(text, dict):
         config = config.section("text_config")  # where some tools write it

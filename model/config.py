@@ -3,12 +3,10 @@
 Whatever would change an answer is read and understood, or refused with the field and its value.
 """
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from d3serve.errors import InvalidCheckpoint
+from d3serve.model.fields import Fields, is_positive
 from d3serve.model.registry import NO_PUBLIC_LAYOUT
 
 AttentionMode = Literal["prefix_bidir", "causal", "noncausal_full_attention"]
@@ -18,8 +16,6 @@ ATTENTION_MODES: tuple[AttentionMode, ...] = ("prefix_bidir", "causal", "noncaus
 FORMAT_VERSION = 1
 FORMAT_ID = "d3-code-readout-v1"
 CODES = 255
-LARGEST_INTEGER = 2**31 - 1  # no size, length or id of a model comes near
-LEAST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30  # FP32 divides by these and stays finite
 
 # Fields that say where a checkpoint comes from, or concern inputs that are refused before the model.
 PROVENANCE = frozenset({"base_model", "revision", "model_version", "license", "created", "notes"})
@@ -98,95 +94,12 @@ class Geometry:
         return self.layer_types.count("linear_attention")
 
 
-class Fields:
-    """Typed access to one JSON file; every refusal names the file, the field and the value."""
-
-    def __init__(self, values: dict[str, Any], source: str) -> None:
-        self.values = values
-        self.source = source
-
-    def refuse(self, name: str, expected: str) -> InvalidCheckpoint:
-        """An error that names the file, the field and its value, to be raised."""
-        shown = json.dumps(self.values.get(name), ensure_ascii=False, default=str)
-        return InvalidCheckpoint(f"{self.source}: {name} is {shown[:200]}; {expected}", field=name)
-
-    def integer(self, name: str, *, least: int = 1) -> int:
-        """An integer of at least `least`."""
-        value = self.values.get(name)
-        if type(value) is not int or not least <= value <= LARGEST_INTEGER:  # a bool is an int to isinstance
-            raise self.refuse(name, f"expected an integer of at least {least}")
-        return value
-
-    def optional_integer(self, name: str, *, least: int) -> int | None:
-        """The same; null and a missing field are None."""
-        return None if self.values.get(name) is None else self.integer(name, least=least)
-
-    def positive(self, name: str) -> float:
-        """A number above 0 that FP32 can compute with."""
-        value = self.values.get(name)
-        if not _is_positive(value):
-            raise self.refuse(name, "expected a number from 1e-30 to 1e30")
-        return float(cast("float", value))
-
-    def one_of(self, name: str, *allowed: Any, default: Any = ...) -> Any:
-        """One of the allowed values, of the same type; `default` stands for a missing field."""
-        value = self.values.get(name, default)
-        if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
-            raise self.refuse(name, "expected " + " or ".join(json.dumps(each) for each in allowed))
-        return value
-
-    def list_of(self, name: str, kind: type, length: int) -> tuple[Any, ...]:
-        """A list of `length` values of one type."""
-        value = self.values.get(name)
-        if (
-            not isinstance(value, list)
-            or len(value) != length
-            or any(type(item) is not kind for item in value)
-        ):
-            raise self.refuse(name, f"expected {length} values of type {kind.__name__}")
-        return tuple(value)
-
-    def section(self, name: str) -> "Fields":
-        """An object within the object."""
-        value = self.values.get(name)
-        if not isinstance(value, dict):
-            raise self.refuse(name, "expected an object")
-        return Fields(value, f"{self.source}: {name}")
-
-
-def _is_positive(value: object) -> bool:
-    return type(value) in (int, float) and LEAST_NUMBER <= cast("float", value) <= LARGEST_NUMBER
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read one JSON object of a package.
-
-    Raises:
-        InvalidCheckpoint: the file is missing, or is no JSON object.
-    """
-    if path.exists() and not path.is_file():  # opening a FIFO would wait for ever
-        raise InvalidCheckpoint(f"{path.name} is no regular file", field=path.name)
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        json.dumps(
-            values, ensure_ascii=False
-        ).encode()  # JSON can spell half a character; no name or text may be one
-    except FileNotFoundError:
-        raise InvalidCheckpoint(f"{path.name} is missing from {path.parent}", field=path.name) from None
-    except (ValueError, RecursionError, OSError) as error:
-        raise InvalidCheckpoint(f"{path.name} cannot be read: {error}", field=path.name) from None
-    if not isinstance(values, dict):
-        raise InvalidCheckpoint(f"{path.name} is no JSON object", field=path.name)
-    return values
-
-
-def load_decision_config(folder: Path, *, any_layout: bool = False) -> DecisionConfig:
-    """Read `decision_config.json`; `any_layout` leaves it to the package's own code to render the layout.
+def read_decision(fields: Fields, *, any_layout: bool) -> DecisionConfig:
+    """Understand `decision_config.json`; `any_layout` leaves it to the package's own code to render the layout.
 
     Raises:
         InvalidCheckpoint: a value, or a field that could change answers, is not one that we know.
     """
-    fields = Fields(read_json(folder / "decision_config.json"), "decision_config.json")
     _refuse_unknown(fields)
     fields.one_of("format_version", FORMAT_VERSION)
     fields.one_of("format_id", FORMAT_ID)
@@ -243,7 +156,7 @@ def _temperature_buckets(fields: Fields) -> tuple[tuple[int | None, float], ...]
         or len(temperatures) != len(bounds) + 1
         or any(type(bound) is not int for bound in bounds)
         or bounds != sorted(set(bounds))
-        or not all(map(_is_positive, temperatures))
+        or not all(map(is_positive, temperatures))
     ):
         raise fields.refuse(
             name, "expected rising max_questions and one positive temperature more than bounds"
@@ -251,13 +164,12 @@ def _temperature_buckets(fields: Fields) -> tuple[tuple[int | None, float], ...]
     return tuple(zip([*bounds, None], map(float, temperatures), strict=True))
 
 
-def load_geometry(folder: Path) -> Geometry:
-    """Read the text geometry of `config.json`.
+def read_geometry(config: Fields) -> Geometry:
+    """Understand the text geometry of `config.json`.
 
     Raises:
         InvalidCheckpoint: not a Qwen3.5 text backbone, or a variant of it that the backbone does not compute.
     """
-    config = Fields(read_json(folder / "config.json"), "config.json")
     config.one_of("model_type", "qwen3_5")
     text = config.section("text_config")
     text.one_of("model_type", "qwen3_5_text")
@@ -305,6 +217,6 @@ def _rope(text: Fields) -> dict[str, Any]:
     rope = text.section("rope_parameters")
     rope.one_of("rope_type", "default", default="default")
     share = rope.values.get("partial_rotary_factor", text.values.get("partial_rotary_factor", 0.25))
-    if not _is_positive(share) or share > 1:
+    if not is_positive(share) or share > 1:
         raise rope.refuse("partial_rotary_factor", "expected a number above 0 and at most 1")
     return {"rotary_dim": int(text.integer("head_dim") * share), "rope_theta": rope.positive("rope_theta")}

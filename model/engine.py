@@ -4,24 +4,19 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Literal, Self
+from typing import Self, Unpack
 
 import numpy as np
 import torch
 from pydantic import JsonValue
 
 from d3serve.errors import InvalidRequest, MaxTokensExceeded, OutOfDeviceMemory
-from d3serve.model.assembly import describe, make_state_cache, read_or_draw_weights, size_pools
-from d3serve.model.backbone import Backbone, PassInputs, Pools
+from d3serve.model.assembly import EngineParts, LoadOptions, assemble
+from d3serve.model.backbone import PassInputs
 from d3serve.model.buckets import ROW_SIZES, Bucket
-from d3serve.model.checkpoint import Quantization
-from d3serve.model.config import DecisionConfig, load_decision_config, load_geometry
 from d3serve.model.device_faults import watched
 from d3serve.model.graphs import GraphCache
-from d3serve.model.hub import locate
-from d3serve.model.memory import MLP_ROWS, MemoryPlan
 from d3serve.model.pace import Pace
-from d3serve.model.placement import Device, Dtype, place
 from d3serve.model.plan import PassRows, plan_rows
 from d3serve.model.prompt import (
     Prompts,
@@ -33,11 +28,10 @@ from d3serve.model.prompt import (
     state_text,
 )
 from d3serve.model.readout import option_count, read_probabilities
-from d3serve.model.remote_format import RemoteFormat, load_prompts
-from d3serve.model.state_cache import CacheStats, StateCache
-from d3serve.model.tokenizer import PromptTokenizer, SpecialTokens
+from d3serve.model.remote_format import RemoteFormat
+from d3serve.model.state_cache import CacheStats
 from d3serve.model.turn import DecidedJob, Pass, PinnedPass, PreparedJob, Turn
-from d3serve.schemas import ModelInfo, NoulQuestion, Question
+from d3serve.schemas import NoulQuestion, Question
 
 __all__ = ["DecidedJob", "DecisionEngine", "PreparedJob"]
 
@@ -52,79 +46,28 @@ AtYield = Callable[[float], None]
 class DecisionEngine:
     """Answers jobs with one checkpoint on one device. `decide` is for one thread; `prepare` for any."""
 
-    def __init__(
-        self,
-        *,
-        info: ModelInfo,
-        config: DecisionConfig,
-        tokenizer: PromptTokenizer | RemoteFormat,
-        backbone: Backbone,
-        cache: StateCache,
-        plan: MemoryPlan,
-    ) -> None:
-        """Assemble an engine from its parts."""
-        self.info = info
+    def __init__(self, parts: EngineParts) -> None:
+        """Answer with what was assembled."""
+        plan, backbone = parts.plan, parts.backbone
+        self.info = parts.info
         self.backbone = backbone
-        self.cache = cache
+        self.cache = parts.cache
         self.pass_rows = min(plan.pass_rows, plan.rows - plan.beside_rows)
         self._plan = plan
         self._suspended = False  # whether a long pass waits between two steps
-        self._config = config
-        self._tokenizer = tokenizer
-        self._shape = backbone.attention_shape(causal=config.attention_mode == "causal")
+        self._config = parts.config
+        self._tokenizer = parts.tokenizer
+        self._shape = backbone.attention_shape(causal=parts.config.attention_mode == "causal")
         self._graphs = GraphCache(backbone) if backbone.pools.k.is_cuda else None
 
     @classmethod
-    def load(
-        cls,
-        model: str,
-        *,
-        revision: str | None = None,
-        device: Device | None = None,
-        dtype: Dtype | None = None,
-        state_cache_bytes: int | None = None,
-        state_cache_host_bytes: int = 0,
-        special_tokens_in_text: SpecialTokens = "plain",
-        load_format: Literal["safetensors", "random"] = "safetensors",
-        quantization: Quantization | None = None,
-        trust_remote_code: bool = False,
-    ) -> Self:
-        """Load a package from a folder or the Hub and allocate the state cache.
-
-        Args:
-            model: local folder or Hub id.
-            revision: Hub revision; None means the pinned one.
-            device: `cpu` or `cuda`; None takes a GPU if there is one.
-            dtype: `float32` or `bfloat16`; None means bfloat16 on a GPU, float32 elsewhere.
-            state_cache_bytes: memory of the pools; None takes a share of what the weights leave.
-            state_cache_host_bytes: pinned host memory for states that the pools had to let go.
-            special_tokens_in_text: how control tokens inside user text are read.
-            load_format: `random` draws the weights instead of reading them.
-            quantization: `fp8` quantizes plain matrices while loading, as the published FP8 packages do.
-            trust_remote_code: let the package's own `d3_format.py` render layouts that we do not know.
+    def load(cls, model: str, **options: Unpack[LoadOptions]) -> Self:
+        """Load a package from a folder or the Hub and allocate the state cache; `LoadOptions` says what can be asked.
 
         Raises:
-            InvalidCheckpoint: the package is incomplete, inconsistent, of an unknown kind, or too large here.
-            InvalidSettings, DeviceError: an option asks for what is not there; the accelerator failed.
+            InvalidCheckpoint, InvalidSettings, DeviceError: as `assemble`.
         """
-        where, kind = place(device, dtype, quantization)
-        package = locate(model, revision, with_code=trust_remote_code)
-        folder, geometry = package.folder, load_geometry(package.folder)
-        config = load_decision_config(folder, any_layout=trust_remote_code)
-        tokenizer = load_prompts(folder, config, special_tokens_in_text)
-        with watched(where):
-            weights = read_or_draw_weights(folder, geometry, where, kind, load_format, quantization)
-            plan = size_pools(geometry, kind, where, state_cache_bytes, shares_state=config.shares_state)
-            pools = Pools.allocate(geometry, rows=plan.rows, slots=plan.slots, device=where, dtype=kind)
-        read_as = (str(kind), load_format, str(quantization), special_tokens_in_text)
-        return cls(
-            info=describe(package, config, geometry, kind, where, read_as),
-            config=config,
-            tokenizer=tokenizer,
-            backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS),
-            cache=make_state_cache(geometry, plan, pools, state_cache_host_bytes),
-            plan=plan,
-        )
+        return cls(assemble(model, options))
 
     @property
     def cache_stats(self) -> CacheStats:

@@ -31,8 +31,8 @@ SAMPLES, SAMPLE_BYTES = 256, 4096  # so many pieces: reading 54 GB twice would d
 
 
 @dataclass(frozen=True)
-class Package:
-    """A package on this machine, under the name that clients ask for."""
+class LocatedPackage:
+    """A package's folder on this machine, under the name that clients ask for."""
 
     folder: Path
     name: str
@@ -55,7 +55,7 @@ class Package:
         return digest.hexdigest()
 
 
-def locate(model: str, revision: str | None = None, *, with_code: bool = False) -> Package:
+def locate(model: str, revision: str | None = None, *, with_code: bool = False) -> LocatedPackage:
     """Find a package: `model` itself when it is a folder, else its files from the Hub or the local cache.
 
     Downloads resume where they broke off and show a progress bar; HF_HUB_OFFLINE=1 takes the cache alone.
@@ -70,7 +70,7 @@ def locate(model: str, revision: str | None = None, *, with_code: bool = False) 
     """
     folder = Path(os.path.expanduser(model))
     if os.path.isdir(folder):  # Path's own raises where a name is long
-        return Package(folder, folder.resolve().name, revision)
+        return LocatedPackage(folder, folder.resolve().name, revision)
     if model.startswith((".", "/", "~")):
         raise InvalidCheckpoint(f"{model} is no folder on this machine", field="model")
     published = find(model)
@@ -92,7 +92,7 @@ def locate(model: str, revision: str | None = None, *, with_code: bool = False) 
         OSError,
     ) as error:
         raise _refusal(model, wanted, error) from None
-    return Package(found, model, found.name if COMMIT.fullmatch(found.name) else commit, True)
+    return LocatedPackage(found, model, found.name if COMMIT.fullmatch(found.name) else commit, True)
 
 
 def _digest_file(digest: "hashlib._Hash", path: Path) -> None:

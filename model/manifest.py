@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from d3serve.model.compressed import read_scheme
-from d3serve.model.config import Fields, load_decision_config, load_geometry, read_json
-from d3serve.model.shards import DRAFT_HEAD, READOUT, VISION, backbone_files, tensor_sizes
+from d3serve.model.fields import Fields
+from d3serve.model.package import MANIFEST, Package, open_package
+from d3serve.model.shards import DRAFT_HEAD, READOUT, VISION, tensor_sizes
 
-MANIFEST = "MODEL_MANIFEST.json"
 SCHEMA = "d3-package-manifest/1"
 BLOCK_BYTES = 16 * 2**20
 
@@ -36,16 +35,17 @@ def check_package(folder: Path) -> PackageReport:
         InvalidCheckpoint: the package cannot be described at all: its configuration is refused, or a
             weights file is missing or damaged. What merely differs from the manifest is in `problems`.
     """
-    config, geometry = load_decision_config(folder, any_layout=True), load_geometry(folder)
-    parameters = _count_parameters(folder)
-    manifest = Fields(read_json(folder / MANIFEST), MANIFEST)
+    package = open_package(folder, any_layout=True)
+    config, geometry = package.decision, package.geometry
+    parameters = _count_parameters(package)
+    manifest = package.manifest or Fields.read(folder / MANIFEST)  # which refuses that there is none
     digests = manifest.section("files_sha256").values
     full, linear = geometry.full_layers, geometry.linear_layers
     problems = tuple(_problems(folder, manifest, parameters))
     return PackageReport(
         attention_mode=config.attention_mode,
         prompt_layout=config.prompt_layout,
-        weights=read_scheme(folder).kind,
+        weights=package.scheme.kind,
         layers=f"{full + linear} ({linear} linear, {full} full attention)",
         hidden=geometry.hidden,
         validated_length=config.validated_length,
@@ -85,14 +85,14 @@ def _file_problems(folder: Path, name: str, size: object, digest: object) -> Ite
         yield f"{name}: has SHA-256 {found}; the manifest says {digest}"
 
 
-def _count_parameters(folder: Path) -> dict[str, int]:
+def _count_parameters(package: Package) -> dict[str, int]:
     """Parameters by part, from the headers of the weights files alone."""
     counts = {"text": 0, "vision": 0, "readout": 0, "loaded": 0}
-    for path in backbone_files(folder):
+    for path in package.weight_files:
         for name, numbers in tensor_sizes(path):
             if not name.startswith(DRAFT_HEAD):
                 counts["vision" if name.startswith(VISION) else "text"] += numbers
-    counts["readout"] = sum(numbers for _, numbers in tensor_sizes(folder / READOUT))
+    counts["readout"] = sum(numbers for _, numbers in tensor_sizes(package.folder / READOUT))
     counts["loaded"] = sum(counts.values())
     return counts
 

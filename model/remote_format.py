@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from tokenizers import Tokenizer as RustTokenizer
 
 from d3serve.errors import InvalidCheckpoint, InvalidQuestion, InvalidRequest
-from d3serve.model.config import DecisionConfig
+from d3serve.model.package import Package
 from d3serve.model.prompt import Prompts, Tokens, question_texts, state_text
 from d3serve.model.token_floor import TokenFloor
 from d3serve.model.tokenizer import (
@@ -37,17 +37,17 @@ PROBES: Mapping[str, Question] = {
 }
 
 
-def load_prompts(
-    folder: Path, config: DecisionConfig, special_tokens: SpecialTokens
-) -> "PromptTokenizer | RemoteFormat":
+def load_prompts(package: Package, special_tokens: SpecialTokens) -> "PromptTokenizer | RemoteFormat":
     """Build what renders and tokenizes a package's prompts: ours, or its own for a layout that is not ours.
 
     Raises:
         InvalidCheckpoint: as `load_tokenizer`, or as `RemoteFormat`.
     """
-    if config.prompt_layout is None:
-        return load_tokenizer(folder, config, special_tokens)
-    return RemoteFormat(folder, transformers_tokenizer(folder, config), config.codes, special_tokens)
+    if package.decision.prompt_layout is None:
+        return load_tokenizer(package, special_tokens)
+    return RemoteFormat(
+        package.folder, transformers_tokenizer(package), package.decision.codes, special_tokens
+    )
 
 
 class RemoteFormat:

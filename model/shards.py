@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from d3serve.errors import InvalidCheckpoint
-from d3serve.model.config import read_json
+from d3serve.model.fields import Fields, refuse_irregular
 from d3serve.model.staging import Staging
 
 INDEX = "model.safetensors.index.json"
@@ -33,15 +33,15 @@ TYPES = {
 TEXT = ("model.language_model.", "language_model.model.", "language_model.")
 
 
-def backbone_files(folder: Path) -> list[Path]:
-    """List the backbone's files: all that the index names, or the single one.
+def backbone_files(folder: Path, index: Fields | None) -> tuple[Path, ...]:
+    """List the backbone's files: all that the index names, or the single one of a package without an index.
 
     Raises:
         InvalidCheckpoint: the index is malformed, or names a file outside the package.
     """
-    if not (folder / INDEX).is_file():
-        return [folder / SINGLE]
-    weight_map = read_json(folder / INDEX).get("weight_map")
+    if index is None:
+        return (folder / SINGLE,)
+    weight_map = index.values.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise InvalidCheckpoint(f"{INDEX}: weight_map is no object of file names", field="weight_map")
     names = sorted(set(weight_map.values()) - {READOUT})
@@ -50,7 +50,7 @@ def backbone_files(folder: Path) -> list[Path]:
             raise InvalidCheckpoint(
                 f"{INDEX} names {name!r}, which is outside the package", field="weight_map"
             )
-    return [folder / name for name in names]
+    return tuple(folder / name for name in names)
 
 
 def text_name(stored: str) -> str | None:
@@ -63,8 +63,7 @@ def text_name(stored: str) -> str | None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    if path.exists() and not path.is_file():  # opening a FIFO would wait for ever
-        raise InvalidCheckpoint(f"{path.name} is no regular file", field=path.name)
+    refuse_irregular(path)
     try:
         with safe_open(path, framework="pt") as file:
             yield file

@@ -16,9 +16,9 @@ from d3serve.kernels.matrix import Float8Matrix, quantize_rows
 from d3serve.kernels.reference import float8_linear
 from d3serve.model.checkpoint import load_weights, multiplies_float8
 from d3serve.model.compressed import Scheme, dequantize
-from d3serve.model.config import load_geometry
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.manifest import check_package
+from d3serve.model.package import open_package
 from d3serve.model.weights import FullAttention, to_float8
 
 CASES = {
@@ -111,7 +111,7 @@ def dense(matrix):
 
 def test_a_quantized_package_holds_its_unpacked_weights(quantized):
     cpu = torch.device("cpu")
-    ours, plain = (load_weights(each, load_geometry(each), cpu, torch.bfloat16) for each in quantized)
+    ours, plain = (load_weights(open_package(each), cpu, torch.bfloat16) for each in quantized)
     for a, b in zip(ours.layers, plain.layers, strict=True):
         for part in ("gate_up", "down"):
             assert torch.equal(dense(getattr(a, part)).bfloat16(), getattr(b, part))
@@ -124,7 +124,7 @@ def test_a_quantized_package_holds_its_unpacked_weights(quantized):
 
 def test_published_float8_weights_stay_float8(tiny_checkpoint, tmp_path):
     packed, _ = write_quantized("fp8", tiny_checkpoint, tmp_path)
-    weights = load_weights(packed, load_geometry(packed), torch.device("cpu"), torch.bfloat16)
+    weights = load_weights(open_package(packed), torch.device("cpu"), torch.bfloat16)
     stored = load_file(packed / "model.safetensors")["language_model.layers.0.mlp.down_proj.weight"]
     kept = weights.layers[0].down
     assert isinstance(kept, Float8Matrix)
@@ -217,9 +217,9 @@ def test_where_float8_weights_are_kept(device, dtype, capability, multiplies, mo
 
 
 def test_plain_weights_are_quantized_on_request_as_the_published_packages_are(tiny_checkpoint):
-    cpu, geometry = torch.device("cpu"), load_geometry(tiny_checkpoint)
-    plain = load_weights(tiny_checkpoint, geometry, cpu, torch.bfloat16)
-    quantized = load_weights(tiny_checkpoint, geometry, cpu, torch.bfloat16, "fp8")
+    cpu, package = torch.device("cpu"), open_package(tiny_checkpoint)
+    plain = load_weights(package, cpu, torch.bfloat16)
+    quantized = load_weights(package, cpu, torch.bfloat16, "fp8")
     assert torch.equal(plain.embedding, quantized.embedding)
     for a, b in zip(plain.layers, quantized.layers, strict=True):
         values, scale = quantize_rows(a.gate_up)
@@ -270,7 +270,7 @@ def test_parts_of_one_module_may_lie_in_different_files(quantized):
     (packed / "model.safetensors").unlink()
     (packed / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     cpu = torch.device("cpu")
-    ours, theirs = (load_weights(each, load_geometry(each), cpu, torch.bfloat16) for each in (packed, plain))
+    ours, theirs = (load_weights(open_package(each), cpu, torch.bfloat16) for each in (packed, plain))
     for a, b in zip(ours.layers, theirs.layers, strict=True):
         assert torch.equal(dense(a.gate_up).bfloat16(), b.gate_up)
 

@@ -7,7 +7,7 @@ import pytest
 from quantize_checkpoint import ACTIVATIONS, FLOAT8, INT4
 
 from d3serve.errors import InvalidCheckpoint
-from d3serve.model.compressed import read_scheme
+from d3serve.model.package import open_package
 
 REFUSED = {
     "NVFP4 weights need an NVIDIA Blackwell GPU": {"format": "nvfp4-pack-quantized"},
@@ -77,7 +77,7 @@ def test_a_declaration_that_is_no_object_is_refused(declared, tiny_checkpoint, t
     with pytest.raises(
         InvalidCheckpoint, match=r"config\.json: quantization_config is .*; expected an object"
     ):
-        read_scheme(folder)
+        open_package(folder)
 
 
 @pytest.mark.parametrize("reason", REFUSED)
@@ -88,5 +88,5 @@ def test_formats_that_we_do_not_unpack_are_refused(reason, tiny_checkpoint, tmp_
     config = json.loads((folder / "config.json").read_text()) | {"quantization_config": declared}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(InvalidCheckpoint) as refused:
-        read_scheme(folder)
+        open_package(folder)
     assert reason in refused.value.message

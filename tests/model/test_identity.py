@@ -9,7 +9,7 @@ from editing import edit
 from safetensors.torch import load_file, save_file
 
 from d3serve.model.engine import DecisionEngine
-from d3serve.model.hub import Package
+from d3serve.model.hub import LocatedPackage
 
 
 def retrain(folder):
@@ -30,17 +30,17 @@ def revoice(folder):
 
 @pytest.mark.parametrize("change", [retrain, retemper, revoice])
 def test_a_change_of_any_part_is_another_identity(package, change):
-    before = Package(package, "ck", None).identity
-    assert Package(package, "ck", None).identity == before
+    before = LocatedPackage(package, "ck", None).identity
+    assert LocatedPackage(package, "ck", None).identity == before
     change(package)
-    assert Package(package, "ck", None).identity != before
+    assert LocatedPackage(package, "ck", None).identity != before
 
 
 def test_the_same_package_is_the_same_on_every_machine(package, tmp_path):
     other = shutil.copytree(package, tmp_path / "elsewhere" / "another name")
     for path in other.iterdir():
         os.utime(path, (0, 0))
-    assert Package(other, "ck", None).identity == Package(package, "ck", None).identity
+    assert LocatedPackage(other, "ck", None).identity == LocatedPackage(package, "ck", None).identity
 
 
 def test_whatever_changes_answers_has_states_of_its_own(package):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from d3serve.kernels import reference
+from d3serve.model import assembly
 from d3serve.model import engine as engine_module
 from d3serve.schemas import NoulQuestion
 
@@ -86,7 +87,7 @@ def test_any_order_of_layers(layers, tmp_path, checkpoint_tool, oracle_of, quest
 
 
 def test_mlp_in_steps_of_rows(tiny_checkpoint, oracles, questions, compare, monkeypatch):
-    monkeypatch.setattr(engine_module, "MLP_ROWS", 7)
+    monkeypatch.setattr(assembly, "MLP_ROWS", 7)
     engine = engine_module.DecisionEngine.load(str(tiny_checkpoint), device="cpu")
     assert worst(engine, oracles("prefix_bidir"), compare, questions, [state_of(65)]) < TOLERANCE
 

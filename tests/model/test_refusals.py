@@ -15,8 +15,8 @@ from d3serve.errors import (
     TooManyOptions,
 )
 from d3serve.model.checkpoint import load_weights
-from d3serve.model.config import load_decision_config, load_geometry
 from d3serve.model.engine import DecisionEngine
+from d3serve.model.package import open_package
 from d3serve.schemas import ChoiceQuestion, NoulQuestion, ScoreQuestion
 
 
@@ -60,7 +60,7 @@ DECISION = [
 def test_decision_config(field, value, shown, package):
     edit(package, "decision_config.json", lambda c: c.update({field: value}))
     with pytest.raises(InvalidCheckpoint) as refused:
-        load_decision_config(package)
+        open_package(package)
     assert refused.value.field == field
     assert f"decision_config.json: {field} is" in refused.value.message
     assert shown in refused.value.message
@@ -89,7 +89,7 @@ DESCRIBED = {
 def test_configurations_as_their_makers_describe_them(name, package):
     """Field by field what is public about each; a field that is not may still change answers, and is refused."""
     edit(package, "decision_config.json", lambda c: c.update(FAMILY | DESCRIBED[name]))
-    config = load_decision_config(package, any_layout=name == "d3-ultra")
+    config = open_package(package, any_layout=name == "d3-ultra").decision
     assert config.attention_mode == DESCRIBED[name]["attention_mode"]
     assert config.validated_length == DESCRIBED[name].get("validated_length")
     assert [config.temperature_for(n) for n in (1, 4, 17)] == (
@@ -118,7 +118,7 @@ GEOMETRY = [
 def test_config(field, value, shown, package):
     edit(package, "config.json", lambda c: c["text_config"].update({field: value}))
     with pytest.raises(InvalidCheckpoint, match=r"^config\.json: text_config") as refused:
-        load_geometry(package)
+        open_package(package)
     assert shown in refused.value.message
 
 
@@ -298,7 +298,7 @@ def test_every_published_naming_loads_the_same_weights(
     package = checkpoint_tool.write_checkpoint(tmp_path / "variant", variant)
     cpu = torch.device("cpu")
     ours, plain = (
-        load_weights(each, load_geometry(each), cpu, torch.float32) for each in (package, tiny_checkpoint)
+        load_weights(open_package(each), cpu, torch.float32) for each in (package, tiny_checkpoint)
     )
     assert torch.equal(ours.embedding, plain.embedding)
     assert all(torch.equal(a.gate_up, b.gate_up) for a, b in zip(ours.layers, plain.layers, strict=True))
@@ -307,7 +307,7 @@ def test_every_published_naming_loads_the_same_weights(
 
 def test_sensitive_parameters_are_never_rounded(package):
     reweigh(package, lambda t: t.update({"language_model.norm.weight": torch.full((128,), 1 / 3)}))
-    weights = load_weights(package, load_geometry(package), torch.device("cpu"), torch.bfloat16)
+    weights = load_weights(open_package(package), torch.device("cpu"), torch.bfloat16)
     assert weights.norm[0] == torch.tensor(1 / 3)
     assert weights.layers[0].mixer.A_log.dtype == torch.float32
     assert weights.embedding.dtype == torch.bfloat16

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from d3serve.errors import InvalidCheckpoint
 from d3serve.model import shards
 from d3serve.model.checkpoint import load_weights
-from d3serve.model.config import load_geometry
+from d3serve.model.package import open_package
 from d3serve.model.shards import staged_tensors, text_tensors
 from d3serve.model.staging import Staging
 
@@ -65,8 +65,8 @@ def test_a_type_that_no_package_holds_is_refused(tmp_path):
 
 
 def test_weights_through_pinned_memory_are_those_of_the_file(tiny_checkpoint, monkeypatch):
-    geometry = load_geometry(tiny_checkpoint)
-    mapped = load_weights(tiny_checkpoint, geometry, CPU, torch.bfloat16)
+    package = open_package(tiny_checkpoint)
+    mapped = load_weights(package, CPU, torch.bfloat16)
 
     def staged(path, device, *, share=0, shares=1):
         for stored, name, _ in list(text_tensors(path, device, share=share, shares=shares)):
@@ -74,7 +74,7 @@ def test_weights_through_pinned_memory_are_those_of_the_file(tiny_checkpoint, mo
             yield stored, name, tensor
 
     monkeypatch.setattr("d3serve.model.checkpoint.text_tensors", staged)
-    through = load_weights(tiny_checkpoint, geometry, CPU, torch.bfloat16)
+    through = load_weights(package, CPU, torch.bfloat16)
     assert torch.equal(mapped.embedding, through.embedding)
     for a, b in zip(mapped.layers, through.layers, strict=True):
         assert torch.equal(a.down, b.down)
@@ -85,11 +85,8 @@ def test_weights_through_pinned_memory_are_those_of_the_file(tiny_checkpoint, mo
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_a_gpu_gets_the_weights_that_a_cpu_gets(tiny_checkpoint):
-    geometry = load_geometry(tiny_checkpoint)
-    ours, wanted = (
-        load_weights(tiny_checkpoint, geometry, torch.device(where), torch.bfloat16)
-        for where in ("cuda", "cpu")
-    )
+    package = open_package(tiny_checkpoint)
+    ours, wanted = (load_weights(package, torch.device(where), torch.bfloat16) for where in ("cuda", "cpu"))
     assert torch.equal(ours.embedding.cpu(), wanted.embedding)
     for a, b in zip(ours.layers, wanted.layers, strict=True):
         for mine, theirs in (

@@ -5,8 +5,8 @@ import math
 import pytest
 from editing import edit
 
-from d3serve.model.config import load_decision_config
 from d3serve.model.engine import DecisionEngine
+from d3serve.model.package import open_package
 from d3serve.schemas import NoulQuestion
 
 BUCKETS = {"max_questions": [1, 4, 16], "temperature": [2.0, 1.0, 0.5, 0.25]}
@@ -20,7 +20,7 @@ def package(package):
 
 
 def test_each_number_of_questions_has_its_bucket(package):
-    config = load_decision_config(package)
+    config = open_package(package).decision
     expected = {1: 2.0, 2: 1.0, 4: 1.0, 5: 0.5, 16: 0.5, 17: 0.25, 256: 0.25}
     assert {n: config.temperature_for(n) for n in expected} == expected
 

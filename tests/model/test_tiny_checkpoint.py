@@ -7,7 +7,7 @@ import sys
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from d3serve.model.config import load_decision_config
+from d3serve.model.package import open_package
 from d3serve.model.tokenizer import load_tokenizer, transformers_tokenizer
 
 
@@ -33,25 +33,22 @@ def test_it_is_small(tiny_checkpoint):
     ],
 )
 def test_the_tokenizer_is_the_class_that_transformers_builds(named, built, tmp_path, checkpoint_tool):
-    package = checkpoint_tool.write_checkpoint(tmp_path, checkpoint_tool.Variant(tokenizer_class=named))
-    config = load_decision_config(package)
-    assert type(transformers_tokenizer(package, config)).__name__ == built
-    assert load_tokenizer(package, config, "plain").splits_before_letters
+    variant = checkpoint_tool.Variant(tokenizer_class=named)
+    package = open_package(checkpoint_tool.write_checkpoint(tmp_path, variant))
+    assert type(transformers_tokenizer(package)).__name__ == built
+    assert load_tokenizer(package, "plain").splits_before_letters
 
 
 @pytest.mark.parametrize("named", ["Qwen2Tokenizer", "Qwen3_5Tokenizer", "Qwen2TokenizerFast", None])
-@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen2"])
-def test_it_is_what_auto_tokenizer_builds(named, model_type, tmp_path, checkpoint_tool):
+def test_it_is_what_auto_tokenizer_builds(named, tmp_path, checkpoint_tool):
     """The shortcut past AutoTokenizer gives its class and its every setting, and is taken only where it does."""
     package = checkpoint_tool.write_checkpoint(tmp_path, checkpoint_tool.Variant(tokenizer_class=named or ""))
-    values = json.loads((package / "config.json").read_text()) | {"model_type": model_type}
-    (package / "config.json").write_text(json.dumps(values))
     if named is None:
         stated = json.loads((package / "tokenizer_config.json").read_text())
         del stated["tokenizer_class"]
         (package / "tokenizer_config.json").write_text(json.dumps(stated))
     automatic = AutoTokenizer.from_pretrained(str(package), local_files_only=True)
-    built = transformers_tokenizer(package, load_decision_config(package))
+    built = transformers_tokenizer(open_package(package))
     assert type(built) is type(automatic)
     assert built.backend_tokenizer.to_str() == automatic.backend_tokenizer.to_str()
     assert built.chat_template == automatic.chat_template
@@ -74,7 +71,7 @@ def test_another_pre_tokenizer_is_not_taken_for_qwens(tmp_path, checkpoint_tool)
     described = json.loads((package / "tokenizer.json").read_text())
     described["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\s?\S+|\s+"
     (package / "tokenizer.json").write_text(json.dumps(described))
-    assert not load_tokenizer(package, load_decision_config(package), "plain").splits_before_letters
+    assert not load_tokenizer(open_package(package), "plain").splits_before_letters
 
 
 def test_a_chat_template_may_stand_in_the_tokenizers_configuration(tmp_path, checkpoint_tool):
@@ -83,7 +80,7 @@ def test_a_chat_template_may_stand_in_the_tokenizers_configuration(tmp_path, che
     values["chat_template"] = (package / "chat_template.jinja").read_text()
     (package / "tokenizer_config.json").write_text(json.dumps(values))
     (package / "chat_template.jinja").unlink()
-    load_tokenizer(package, load_decision_config(package), "plain")
+    load_tokenizer(open_package(package), "plain")
 
 
 def test_transformers_reads_it(tiny_checkpoint):

@@ -5,6 +5,7 @@ from itertools import cycle, pairwise
 import pytest
 
 from d3serve.errors import OutOfDeviceMemory
+from d3serve.model import assembly
 from d3serve.model import engine as engine_module
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.memory import BESIDE_ROWS
@@ -20,7 +21,7 @@ SHORT = "the team will refund it "
 def _small_steps(monkeypatch):
     """What is long here, and how many rows a step has: a pass of some hundred steps."""
     monkeypatch.setattr(engine_module, "LONG_ROWS", 1000)
-    monkeypatch.setattr(engine_module, "MLP_ROWS", 100)
+    monkeypatch.setattr(assembly, "MLP_ROWS", 100)
 
 
 @pytest.fixture
