@@ -1,15 +1,15 @@
 """The process `d3serve api`."""
 
 import socket
+from collections.abc import Callable
 
 from d3serve.api.serving import make_server
 from d3serve.logs import configure_logging
 from d3serve.settings import Settings
-from d3serve.up import supervisor
 
 
-def api_main(settings: Settings, *, fd: int | None = None) -> None:
-    """Serve HTTP on the listening socket `fd`, or on one of its own, until a signal stops it.
+def api_main(settings: Settings, listen: Callable[[], socket.socket]) -> None:
+    """Serve HTTP until a signal stops it, on the socket that `listen` opens once the settings are accepted.
 
     Raises:
         InvalidSettings: as for `create_app`.
@@ -17,6 +17,4 @@ def api_main(settings: Settings, *, fd: int | None = None) -> None:
     """
     configure_logging(settings)
     server = make_server(settings)
-    # As a socket, not `fd=`: uvicorn takes a descriptor for a unix one, and without TCP_NODELAY answers wait 40 ms.
-    listener = socket.socket(fileno=fd) if fd is not None else supervisor.bind(settings.host, settings.port)
-    server.run(sockets=[listener])
+    server.run(sockets=[listen()])

@@ -5,6 +5,6 @@ import sys
 if not sys.flags.safe_path:
     sys.path.pop(0)  # the current folder, which -m puts first: a celery.py or json.py there is not meant
 
-from d3serve.cli import main
+from d3serve.commands.main import main
 
 main()

@@ -239,7 +239,7 @@ class Settings(BaseSettings):
     @field_validator("*", mode="after")
     @classmethod
     def _stays_where_it_is(cls, value: Any, info: ValidationInfo) -> Any:
-        """Make paths absolute: a process leaves the folder that it was started in (d3serve/surroundings.py)."""
+        """Make paths absolute: a process leaves the folder that it was started in."""
         if isinstance(value, Path):
             return _absolute(value)
         if info.field_name == "model" and (

@@ -15,12 +15,12 @@ import httpx
 import pytest
 from rich.console import Console
 
-from d3serve import bulk, result_file
 from d3serve.api.app import create_app
-from d3serve.bulk import read_lines, submit_file
 from d3serve.client import Client, protocol
+from d3serve.commands import result_file, submit
+from d3serve.commands.result_file import ResultFile
+from d3serve.commands.submit import read_lines, submit_file
 from d3serve.errors import InvalidRequest, RateLimited, StorageUnavailable, Unauthorized
-from d3serve.result_file import ResultFile
 
 QUIET = Console(file=io.StringIO())
 NOUL = {"type": "noul", "instructions": "x"}
@@ -29,7 +29,7 @@ NOUL = {"type": "noul", "instructions": "x"}
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     monkeypatch.setattr(protocol, "BACKOFF_S", (0.02,))
-    monkeypatch.setattr(bulk, "RETRY_S", 0.02)
+    monkeypatch.setattr(submit, "RETRY_S", 0.02)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import time
 import httpx
 import pytest
 
-from d3serve.descriptors import ENOUGH
+from d3serve.commands.descriptors import ENOUGH
 from d3serve.up.supervisor import listening
 
 pytestmark = pytest.mark.anyio
@@ -122,7 +122,7 @@ def test_processes_may_open_as_many_files_as_they_are_allowed_to():
     shell = 'ulimit -Sn 256; exec "$@"'
     code = (
         "import resource, sys; sys.argv[1:] = ['models']\n"
-        "from d3serve.cli import main\n"
+        "from d3serve.commands.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"

@@ -17,7 +17,7 @@ from oracle import Oracle, difference
 from pydantic import TypeAdapter
 
 from d3serve.api.bounded_connection import MAX_HEAD_BYTES
-from d3serve.demo import REQUEST, TRUTHS
+from d3serve.commands.demo import REQUEST, TRUTHS
 from d3serve.schemas import Answer, DecisionRequest
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from d3serve import cli
 from d3serve.api import main as api_main
+from d3serve.commands import start
 from d3serve.errors import StartupError
 from d3serve.settings import Settings
 from d3serve.up.local import shared_state_dir
@@ -26,9 +26,9 @@ def test_the_api_serves_an_inherited_descriptor_as_the_tcp_socket_that_it_is(
     monkeypatch.setattr(uvicorn.Server, "run", lambda _self, sockets=None: served.extend(sockets or []))
     monkeypatch.setattr(api_main, "configure_logging", lambda _settings: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)  # the process is pytest's
-    monkeypatch.setattr(cli, "leave_start_folder", lambda: None)
+    monkeypatch.setattr(start, "leave_start_folder", lambda: None)
     with bind("127.0.0.1", 0) as listener:
-        cli.api(redis_url="redis://127.0.0.1:1", fd=listener.detach())
+        start.api(redis_url="redis://127.0.0.1:1", fd=listener.detach())
     with served[0] as inherited:
         assert inherited.family == socket.AF_INET
 

@@ -28,7 +28,8 @@ FOLDERS = {
     "webhooks": {"errors", "logs", "schemas", "settings", "store"},
 }
 SHARED_FOR_MODEL = {"d3serve.errors", "d3serve.schemas"}
-LAZY_CLI = {"d3serve/cli.py"}  # the command line imports a room inside the command that needs it
+# the command line imports a room inside the command that needs it
+LAZY_CLI = {"d3serve/commands/start.py", "d3serve/commands/checkpoints.py"}
 
 
 def sources(room: str) -> list[Path]:

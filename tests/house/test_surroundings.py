@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from d3serve.surroundings import LIBRARY_PATHS, LISTS_OF_PATHS, tidy_environment
+from d3serve.commands.surroundings import LIBRARY_PATHS, LISTS_OF_PATHS, tidy_environment
 
 
 @pytest.mark.parametrize("name", LIBRARY_PATHS)

@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 
 import d3serve
-from d3serve import ask
+from d3serve.commands import ask
+from d3serve.commands.terminal import plain, screen
 from d3serve.errors import D3ServeError, InvalidRequest
-from d3serve.terminal import plain, screen
 
 NAMES = ["Is :key: leaked?", "日本語の質問", "x" * 300, "[/x] \x1b]0;PWN\x07", "a\u2028b\u202ec", "🔑 é"]
 USAGE = {"input_tokens": 1, "computed_tokens": 1, "state_tokens": 1, "state_cached": False}

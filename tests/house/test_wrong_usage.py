@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from d3serve import ask
+from d3serve.commands import ask
 from d3serve.errors import InvalidRequest, InvalidSettings, StartupError
 from d3serve.settings import Settings
 from d3serve.up import supervisor

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from d3serve.cli import app
+from d3serve.commands.main import app
 from d3serve.model import hub
 from d3serve.model.registry import PUBLISHED
 

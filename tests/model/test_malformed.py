@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from d3serve.cli import app
+from d3serve.commands.main import app
 from d3serve.errors import D3ServeError, InvalidCheckpoint
 from d3serve.model.checkpoint import _Loading
 from d3serve.model.compressed import Scheme

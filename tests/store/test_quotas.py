@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from d3serve import cli
+from d3serve.commands import main as cli
 from d3serve.errors import JobExpired, QuotaExceeded, StorageUnavailable
 from d3serve.schemas import JobError
 from d3serve.settings import Settings

@@ -1,25 +1,61 @@
-"""What `d3serve ask` does: build a request, post it as a job, wait, show the answers."""
+"""`d3serve ask`: build a request, post it as a job, wait, show the answers."""
 
 import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from d3serve.client import Client
+from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
+from d3serve.commands.terminal import messages, plain, printing
 from d3serve.errors import InvalidJSON, InvalidRequest, StorageUnavailable
 from d3serve.strict_json import read_json
-from d3serve.terminal import plain, printing
 
 NAME_CHARS: Final = 200  # a question is named by its text, and a name may have 256
 FIRST_CONTACT_S: Final = 2.0  # `d3serve up &` listens by then; nobody else who will is worth a wait
 MAX_DEPTH: Final = 200  # what an API may be set to allow; its own limit is the one that counts
 # Where a question may end: a colon before a blank, so that 9:30, C:\\ and https:// are none; or a full-width one.
 _COLON: Final = re.compile(r":(?=\s|$)|：")
+
+
+def ask(
+    request: Annotated[Path | None, typer.Argument(help="A JSON file with `state` and `questions`.")] = None,
+    state: Annotated[str | None, typer.Option(help="The state, as text.")] = None,
+    yes_no: Annotated[list[str] | None, typer.Option(help="A yes/no question; repeatable.")] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="A choice: 'question: option | option'; repeatable.")
+    ] = None,
+    score: Annotated[
+        list[str] | None, typer.Option(help="A score: 'question: lowest | … | highest'; repeatable.")
+    ] = None,
+    questions: Annotated[
+        str | None, typer.Option(help="Questions as the HTTP API has them: a JSON object, by name.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the finished job as JSON instead of a table.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+    api_key: Key = None,
+    api_key_file: KeyFile = None,
+) -> None:
+    """Ask a running server: post a job, wait for it and print the answers."""
+    flags = state is not None or yes_no or choice or score or questions is not None
+    if request and flags:
+        raise InvalidRequest("give a request file or --state with questions, not both", field="request")
+    body = (
+        read_request(request)
+        if request
+        else build_request(state, yes_no or (), choice or (), score or (), questions)
+    )
+    job = post(url, body, api_key=read_key(api_key, api_key_file), console=messages())
+    succeeded = show_json(job) if as_json else show_table(job)
+    raise typer.Exit(0 if succeeded else 1)
 
 
 def build_request(
@@ -125,7 +161,7 @@ def find_server(url: str, api_key: str | None) -> None:
             ) from None
 
 
-def ask(url: str, body: Mapping[str, Any], *, api_key: str | None, console: Console) -> dict[str, Any]:
+def post(url: str, body: Mapping[str, Any], *, api_key: str | None, console: Console) -> dict[str, Any]:
     """Post `body` as a job to the server at `url` and return the job when it is done.
 
     Raises:
@@ -145,6 +181,12 @@ def show_json(job: Mapping[str, Any]) -> bool:
         unicode = console.encoding.startswith("utf")
         console.file.write(json.dumps(job, indent=2, ensure_ascii=not unicode) + "\n")
     return bool(job["status"] == "succeeded")
+
+
+def show_table(job: Mapping[str, Any], truths: Mapping[str, str] | None = None) -> bool:
+    """Print a finished job as people read it; true if it succeeded."""
+    with printing() as screen:
+        return show(job, screen, truths)
 
 
 def show(job: Mapping[str, Any], console: Console, truths: Mapping[str, str] | None = None) -> bool:

@@ -1,6 +1,15 @@
-"""What `d3serve demo` asks, and what is true: a package that the bundled checkpoint never met in training."""
+"""`d3serve demo`: one real job about a package that the bundled checkpoint never met in training."""
 
 from typing import Any, Final
+
+import typer
+
+from d3serve.commands.ask import post, show_table
+from d3serve.commands.options import DataDir, Model
+from d3serve.commands.surroundings import leave_start_folder
+from d3serve.commands.terminal import messages
+from d3serve.settings import Settings
+from d3serve.up.local import running
 
 # Debian 12's package openntpd, in its maintainers' words; the truths are its section and debtags.
 REQUEST: Final[dict[str, Any]] = {
@@ -46,3 +55,15 @@ TRUTHS: Final[dict[str, str]] = {
     "role": "a program to run",
     "dependencies": "3 to 6",
 }
+
+
+def demo(model: Model = None, data_dir: DataDir = None) -> None:
+    """Start everything on a free port, post one real job over HTTP, print its answers and stop."""
+    settings = Settings.load(model=model, data_dir=data_dir, port=0, log_level="warning")
+    leave_start_folder()
+    console = messages()
+    with running(settings) as (_, url):
+        console.print(f"broker, API and worker are up at [bold]{url}[/bold]; POST {url}/v1/jobs:")
+        console.print_json(data=REQUEST)
+        job = post(url, REQUEST, api_key=None, console=console)
+        raise typer.Exit(0 if show_table(job, TRUTHS) else 1)

@@ -1,15 +1,15 @@
-"""The `d3serve jobs` commands: for operators, on Redis directly."""
+"""`d3serve jobs`: for operators, on Redis directly."""
 
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from d3serve.commands.terminal import printing
 from d3serve.redis_url import unix_url
 from d3serve.settings import Settings
 from d3serve.store.connect import check_server
 from d3serve.store.operate import Operator
-from d3serve.terminal import printing
 
 operate = typer.Typer(
     no_args_is_help=True, help="For operators: see and take out what tenants have in the job table."

@@ -1,4 +1,4 @@
-"""What `d3serve submit` does: many jobs from a file of JSON lines, results into another, resumable."""
+"""`d3serve submit`: many jobs from a file of JSON lines, results into another, resumable."""
 
 import asyncio
 import hashlib
@@ -9,13 +9,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
-from d3serve.ask import find_server
 from d3serve.client import AsyncClient, Job
+from d3serve.commands.ask import find_server
+from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
+from d3serve.commands.result_file import ResultFile, Row
+from d3serve.commands.terminal import messages
 from d3serve.errors import (
     D3ServeError,
     InternalError,
@@ -28,7 +32,6 @@ from d3serve.errors import (
     ServiceError,
     StateLost,
 )
-from d3serve.result_file import ResultFile, Row
 from d3serve.strict_json import read_json
 
 PATIENCE_S: Final = 600.0  # a deploy, a broker's restart and a full queue of minutes end within it
@@ -48,6 +51,24 @@ class Line:
     digest: str
     body: Mapping[str, Any] | None = None
     refusal: D3ServeError | None = None
+
+
+def submit(
+    requests: Annotated[
+        Path, typer.Argument(help="JSON Lines file; each line is a request with `state` and `questions`.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Results as JSON Lines; requests that already have a result are skipped.")
+    ],
+    at_once: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of jobs in flight.")] = 64,
+    url: Url = DEFAULT_URL,
+    api_key: Key = None,
+    api_key_file: KeyFile = None,
+) -> None:
+    """Submit many jobs and collect their results; run it again to resume."""
+    key = read_key(api_key, api_key_file)
+    failed = submit_file(requests, out, url=url, api_key=key, at_once=at_once, console=messages())
+    raise typer.Exit(1 if failed else 0)
 
 
 def submit_file(

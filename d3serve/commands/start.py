@@ -1,0 +1,111 @@
+"""`d3serve up`, `api`, `worker` and `webhooks`: the processes of an installation, all at once or one."""
+
+import socket
+from typing import Annotated, Any
+
+import typer
+
+from d3serve.commands.options import (
+    DataDir,
+    Device,
+    Dtype,
+    ExitWithParent,
+    Host,
+    Lanes,
+    Model,
+    Port,
+    Quantization,
+    RedisUrl,
+    Revision,
+    TrustRemoteCode,
+)
+from d3serve.commands.surroundings import leave_start_folder
+from d3serve.commands.terminal import messages
+from d3serve.settings import Settings
+from d3serve.store.connect import server_of
+from d3serve.up import supervisor
+from d3serve.up.local import run_apis, running
+
+
+def up(
+    model: Model = None,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    quantization: Quantization = None,
+    trust_remote_code: TrustRemoteCode = None,
+    redis_url: RedisUrl = None,
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run broker (unless --redis-url is given), API, worker and webhook sender in one process tree."""
+    settings = _settings(locals())
+    leave_start_folder()
+    with running(settings) as (tree, url):
+        messages().print(f"d3serve is ready: [bold]{url}[/bold]")
+        tree.run()
+
+
+def api(
+    redis_url: RedisUrl = None,
+    host: Host = None,
+    port: Port = None,
+    model: Model = None,
+    processes: Annotated[int | None, typer.Option(help="Number of processes sharing the port.")] = None,
+    fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    exit_with_parent: ExitWithParent = False,
+) -> None:
+    """Run only the HTTP API."""
+    settings = Settings.load(redis_url=redis_url, host=host, port=port, model=model, api_processes=processes)
+    server_of(settings)
+    leave_start_folder()
+    if fd is None and settings.api_processes > 1:
+        run_apis(settings)
+        return
+    from d3serve.api.main import api_main
+
+    if exit_with_parent:
+        supervisor.exit_with_parent()
+
+    def listen() -> socket.socket:
+        # As a socket, not `fd=`: uvicorn takes a descriptor for a unix one, and without TCP_NODELAY answers wait 40 ms.
+        return supervisor.bind(settings.host, settings.port) if fd is None else socket.socket(fileno=fd)
+
+    api_main(settings, listen)
+
+
+def worker(
+    model: Model = None,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    quantization: Quantization = None,
+    trust_remote_code: TrustRemoteCode = None,
+    lanes: Lanes = None,
+    redis_url: RedisUrl = None,
+    exit_with_parent: ExitWithParent = False,
+) -> None:
+    """Run one worker: load the model, then process jobs until stopped."""
+    settings = _settings(locals(), leave_out=("exit_with_parent",))
+    leave_start_folder()
+    from d3serve.worker.main import worker_main
+
+    if exit_with_parent:
+        supervisor.exit_with_parent()
+    raise typer.Exit(worker_main(settings))
+
+
+def webhooks(redis_url: RedisUrl = None, exit_with_parent: ExitWithParent = False) -> None:
+    """Run the webhook sender: deliver the events of finished jobs, with retries."""
+    settings = _settings(locals(), leave_out=("exit_with_parent",))
+    leave_start_folder()
+    from d3serve.webhooks.main import webhooks_main
+
+    if exit_with_parent:
+        supervisor.exit_with_parent()
+    raise typer.Exit(webhooks_main(settings))
+
+
+def _settings(flags: dict[str, Any], leave_out: tuple[str, ...] = ()) -> Settings:
+    return Settings.load(**{name: value for name, value in flags.items() if name not in leave_out})
