@@ -25,9 +25,9 @@ from d3serve.api_keys import KeyRing, make_key_ring
 from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.settings import Settings
 from d3serve.store.jobs import JobStore
+from d3serve.text.wording import complaint
 from d3serve.webhooks.egress import EgressPolicy
 from d3serve.webhooks.outbox import HookStore
-from d3serve.wording import complaint
 
 
 def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore] = JobStore.open) -> FastAPI:

@@ -17,8 +17,8 @@ from d3serve.errors import (
     UnsupportedMediaType,
 )
 from d3serve.settings import Settings
-from d3serve.strict_json import read_json
-from d3serve.wording import shown
+from d3serve.text.strict_json import read_json
+from d3serve.text.wording import shown
 
 MAX_RATIO: Final = 200  # JSON compresses 3 to 30 times; a bomb, 1,000 times and more
 RATIO_FREE_BYTES: Final = 2**20  # below this the ratio is nobody's concern

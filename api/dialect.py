@@ -12,7 +12,7 @@ from d3serve.api.media_parts import media_parts
 from d3serve.api.validation import Findings, check_request
 from d3serve.schemas import MAX_LEVELS, MAX_OPTIONS, DecisionRequest
 from d3serve.settings import Settings
-from d3serve.wording import shown
+from d3serve.text.wording import shown
 
 FIELDS: Final = (
     "model",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from d3serve.wording import shown
+from d3serve.text.wording import shown
 
 _FORMS: Final = ("{}", "{}_url", "{}_file", "{}_data", "input_{}", "output_{}")
 TYPES: Final = frozenset(form.format(kind) for kind in ("image", "video", "audio", "file") for form in _FORMS)

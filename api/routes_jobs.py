@@ -19,7 +19,7 @@ from d3serve.api.webhook_checks import check_job_webhook
 from d3serve.errors import InvalidRequest, JobExpired, JobNotFinished
 from d3serve.schemas import DecisionRequest, DecisionResponse, JobResource, JobStatus
 from d3serve.store.records import JobRecord
-from d3serve.wording import shown
+from d3serve.text.wording import shown
 
 
 class Page(BaseModel):

@@ -8,7 +8,7 @@ from d3serve.errors import ModelNotFound
 from d3serve.schemas import ModelInfo
 from d3serve.settings import Settings
 from d3serve.store.jobs import JobStore
-from d3serve.wording import shown
+from d3serve.text.wording import shown
 
 REFRESH_S: Final = 1.0  # a submission should not cost a look at the workers each time
 

@@ -18,6 +18,7 @@ from d3serve import errors
 from d3serve.api.media_parts import media_parts
 from d3serve.api.problems import MAX_PROBLEMS
 from d3serve.api.rendering import option_texts, value_text
+from d3serve.api.token_bounds import size_of
 from d3serve.schemas import (
     MAX_LEVELS,
     MAX_OPTIONS,
@@ -28,8 +29,7 @@ from d3serve.schemas import (
     Question,
 )
 from d3serve.settings import Settings
-from d3serve.token_bounds import size_of
-from d3serve.wording import complaint, shown
+from d3serve.text.wording import complaint, shown
 
 T = TypeVar("T")
 Path = tuple[str | int, ...]

@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError
 from d3serve.errors import InvalidSettings, Unauthorized
 from d3serve.schemas import Wire
 from d3serve.settings import Settings
-from d3serve.wording import complaint
+from d3serve.text.wording import complaint
 
 Scope = Literal["jobs:read", "jobs:write", "webhooks", "admin"]
 ALL_SCOPES: Final[tuple[Scope, ...]] = ("jobs:read", "jobs:write", "webhooks", "admin")

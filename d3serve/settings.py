@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from d3serve.errors import InvalidSettings
 from d3serve.redis_url import RedisURL
-from d3serve.wording import complaint
+from d3serve.text.wording import complaint
 
 PREFIX = "D3SERVE_"
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's, not ours: it is read when that is imported

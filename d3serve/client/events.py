@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from d3serve.errors import InternalError
-from d3serve.wording import shown
+from d3serve.text.wording import shown
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

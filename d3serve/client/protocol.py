@@ -26,7 +26,7 @@ from d3serve.errors import (
     StorageUnavailable,
     error_class,
 )
-from d3serve.wording import shown
+from d3serve.text.wording import shown
 
 POLL_S: Final = 30.0  # one long poll: below the minute after which proxies cut a silent connection
 CONNECT_S: Final = 10.0

@@ -15,7 +15,7 @@ from d3serve.client import Client
 from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
 from d3serve.commands.terminal import messages, plain, printing
 from d3serve.errors import InvalidJSON, InvalidRequest, StorageUnavailable
-from d3serve.strict_json import read_json
+from d3serve.text.strict_json import read_json
 
 NAME_CHARS: Final = 200  # a question is named by its text, and a name may have 256
 FIRST_CONTACT_S: Final = 2.0  # `d3serve up &` listens by then; nobody else who will is worth a wait

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from d3serve.errors import D3ServeError, InvalidRequest
-from d3serve.strict_json import read_json
-from d3serve.wording import shown
+from d3serve.text.strict_json import read_json
+from d3serve.text.wording import shown
 
 Row = Mapping[str, Any]
 BEGINNING: Final = (

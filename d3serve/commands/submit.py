@@ -32,7 +32,7 @@ from d3serve.errors import (
     ServiceError,
     StateLost,
 )
-from d3serve.strict_json import read_json
+from d3serve.text.strict_json import read_json
 
 PATIENCE_S: Final = 600.0  # a deploy, a broker's restart and a full queue of minutes end within it
 RETRY_S: Final = 5.0  # between tries of a line that the server itself could not serve

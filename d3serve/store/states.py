@@ -21,11 +21,11 @@ from typing import Any, Final
 import structlog
 
 from d3serve.errors import StateLost, StorageUnavailable
-from d3serve.private import make_private, opener
 from d3serve.store.connect import AsyncClient
 from d3serve.store.encode import EncodedJob
 from d3serve.store.keys import Keys
 from d3serve.store.lua import run_script_async
+from d3serve.store.private import make_private, opener
 
 LARGE_BYTES: Final = 256 * 2**10  # smaller ones are cheaper to send than to ask for: docs/adr/0006
 GRACE_S: Final = 120.0  # a submission is refused or written long before its file is this old

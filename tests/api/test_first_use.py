@@ -9,7 +9,7 @@ from d3serve.client import AsyncClient, Client
 from d3serve.client.protocol import POLL_S
 from d3serve.errors import InvalidJSON, InvalidRequest, InvalidSettings, StorageUnavailable
 from d3serve.settings import Settings
-from d3serve.strict_json import read_json
+from d3serve.text.strict_json import read_json
 
 QUESTIONS = {"q": {"type": "noul", "instructions": "x"}}
 

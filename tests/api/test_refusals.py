@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 import zstandard
 
-from d3serve.strict_json import read_json
+from d3serve.text.strict_json import read_json
 
 NOUL = {"type": "noul", "instructions": "Is it spam?"}
 CHOICE = {"type": "choice", "criteria": {"a": None, "b": "the second"}}

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from d3serve.errors import DuplicateKey, InvalidJSON
-from d3serve.strict_json import MAX_VALUES, read_json
-from d3serve.wording import shown
+from d3serve.text.strict_json import MAX_VALUES, read_json
+from d3serve.text.wording import shown
 
 DEPTH = 100
 

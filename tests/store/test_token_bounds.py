@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import pytest
 
-from d3serve.token_bounds import BYTES_PER_TOKEN, DENSE_BYTES_PER_TOKEN, size_of
+from d3serve.api.token_bounds import BYTES_PER_TOKEN, DENSE_BYTES_PER_TOKEN, size_of
 
 
 @cache

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from d3serve.errors import DuplicateKey, InvalidJSON
-from d3serve.wording import shown
+from d3serve.text.wording import shown
 
 # A prompt of 131,072 tokens cannot hold more; 48 MiB of `{},` would cost gigabytes as Python objects.
 MAX_VALUES = 262_144
