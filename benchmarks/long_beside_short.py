@@ -1,10 +1,13 @@
 """Short questions while one long state is read: how long each waits, and what the long one pays.
 
-    python benchmarks/long_beside_short.py --out DIR [--tiny] [--every-ms 100]
+    python benchmarks/long_beside_short.py --out DIR [--tiny] [--every-ms 100] [--tokens 24576 117000]
+    python tools/make_geometry_package.py FOLDER
+    python benchmarks/long_beside_short.py --http FOLDER --out DIR
 
-Engine time, token ids in, probabilities out. Each row reads one long state three times: alone, alone but yielding, and
-yielding to a short job (a new 150-token state, one question) that falls due every `--every-ms`. A short job's time
-counts from the moment when it was due. The long job's answers must keep every bit.
+With `--http` a client asks the whole service. Without, it is engine time: token ids in, probabilities out. Each row
+reads one long state three times: alone, alone but yielding, and yielding to a short job (a new 150-token state, one
+question) that falls due every `--every-ms`. A short job's time counts from the moment when it was due. The long job's
+answers must keep every bit.
 """
 
 import argparse
@@ -16,6 +19,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
+from beside_over_http import over_http
 from engine import Bench, answers
 from engine_rows import Row
 from geometries import GEOMETRY_27B, GEOMETRY_TINY
@@ -112,7 +116,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--tiny", action="store_true", help="a small geometry, to try the script itself")
     parser.add_argument("--every-ms", type=float, default=100)
+    parser.add_argument("--tokens", type=int, nargs="+", default=None, help="lengths of the long state")
+    parser.add_argument("--http", metavar="FOLDER", default=None, help="measure a service with this package")
     options = parser.parse_args()
+    tokens = options.tokens or (TINY if options.tiny else LONG)
+    if options.http:
+        over_http(options.http, tokens, options.every_ms / 1000, options.out)
+        return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if options.tiny:
         engine_module.LONG_ROWS = 1000
@@ -122,8 +132,8 @@ def main() -> None:
         torch.bfloat16 if device.type == "cuda" else torch.float32,
     )
     rows = []
-    for tokens in TINY if options.tiny else LONG:
-        rows.append(measure(bench, tokens, options.every_ms / 1000))
+    for count in tokens:
+        rows.append(measure(bench, count, options.every_ms / 1000))
         print(json.dumps(rows[-1]), flush=True)
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
