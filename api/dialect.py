@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from d3serve.api.media_parts import media_parts
 from d3serve.api.validation import Findings, check_request
-from d3serve.schemas import MAX_LEVELS, MAX_OPTIONS, DecisionRequest
+from d3serve.questions import MAX_LEVELS, MAX_OPTIONS
+from d3serve.schemas import DecisionRequest
 from d3serve.settings import Settings
 from d3serve.text.wording import shown
 

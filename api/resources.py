@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
+from d3serve.questions import LIMITS
 from d3serve.schemas import JobResource, ModelInfo
 from d3serve.settings import Settings
 from d3serve.store.records import JobRecord, QueueStats, RecordPage
@@ -126,8 +127,7 @@ def _model(model: ModelInfo, settings: Settings) -> dict[str, Any]:
             "tokens_per_question": min(model.max_length, settings.max_interactive_tokens),
             "tokens_per_question_offline": min(model.max_length, settings.max_offline_tokens),
             "questions_per_job": settings.max_questions_per_job,
-            "options_per_choice": 255,
-            "levels_per_score": 10,
+            **LIMITS,
             "body_bytes": settings.max_body_bytes,
         },
     }

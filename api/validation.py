@@ -17,24 +17,15 @@ from pydantic_core import ErrorDetails
 from d3serve import errors
 from d3serve.api.media_parts import media_parts
 from d3serve.api.problems import MAX_PROBLEMS
-from d3serve.api.rendering import option_texts, value_text
 from d3serve.api.token_bounds import size_of
-from d3serve.schemas import (
-    MAX_LEVELS,
-    MAX_OPTIONS,
-    ChoiceQuestion,
-    DecisionRequest,
-    JobOptions,
-    NoulQuestion,
-    Question,
-)
+from d3serve.questions import KINDS, LIMITS, Kind, Question, value_text
+from d3serve.schemas import DecisionRequest, JobOptions
 from d3serve.settings import Settings
 from d3serve.text.wording import complaint, shown
 
 T = TypeVar("T")
 Path = tuple[str | int, ...]
 
-QUESTION_TYPES: Final = ("choice", "noul", "score")
 MEDIA_QUESTION_TYPES: Final = ("box", "track")
 MEDIA_FIELDS: Final = ("images", "videos", "audio", "assets")
 REQUEST_FIELDS: Final = ("model", "state", "questions", "job")
@@ -42,13 +33,6 @@ MAX_FIELD_CHARS: Final = 120
 MAX_MODEL_CHARS: Final = 256  # a Hub id has at most 96 and a revision 40, a folder's name 255
 MAX_MARKS: Final = 30  # on one letter, as in UAX #15; to order longer runs takes quadratic time
 MAX_FIELDS: Final = 64  # of an object of ours: pydantic would report on every one of a million
-
-# Unicode's spaces, line breaks, controls and formatting characters (Z*, Cc, Cf); a test compares them.
-_BLANK: Final = re.compile(
-    r"[\x00-\x20\x7f-\xa0\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u1680\u180e\u2000-\u200f"
-    r"\u2028-\u202f\u205f-\u2064\u2066-\u206f\u3000\ufeff\ufff9-\ufffb\U000110bd\U000110cd"
-    r"\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f]*+"
-)
 
 _QUESTION: Final[TypeAdapter[Question]] = TypeAdapter(Question)
 _JOB: Final = TypeAdapter(JobOptions)
@@ -63,9 +47,6 @@ _ERRORS: Final[Mapping[str, type[errors.InvalidRequest]]] = {
         errors.UnsupportedModality,
     )
 }
-_OPTIONS_LIMIT: Final = (
-    f"{MAX_OPTIONS} options per choice"  # kits count a refusal with these words as unsupported
-)
 
 
 class Findings:
@@ -148,7 +129,7 @@ def _check_lengths(
         return
     whole = read_once
     for name, question in questions.items():
-        asked = size_of(value_text(question.instructions or ""), *option_texts(question))
+        asked = size_of(value_text(question.instructions or ""), *question.options())
         whole += asked
         if (read_once + asked).least_tokens > prompt_limit:
             told = f"holds {asked} beside the state, past the maximum context length of {prompt_limit} tokens"
@@ -242,13 +223,13 @@ def _check_question(raw: Any, path: Path, findings: Findings) -> Question | None
         findings.add("invalid_question", path, f"must be an object, not {shown(raw)}")
         return None
     kind = raw.get("type")
-    supported = f"there are {', '.join(QUESTION_TYPES)}"
+    supported = f"there are {', '.join(KINDS)}"
     if isinstance(kind, str) and kind in MEDIA_QUESTION_TYPES:
         findings.add(
             "unsupported_modality", (*path, "type"), f'"{kind}" needs an image or a video; {supported}'
         )
         return None
-    if not isinstance(kind, str) or kind not in QUESTION_TYPES:
+    if not isinstance(kind, str) or kind not in KINDS:
         found = "is required" if "type" not in raw else f"{shown(kind)} is unknown"
         findings.add("invalid_question", (*path, "type"), f"{found}; {supported}")
         return None
@@ -264,34 +245,13 @@ def _check_question(raw: Any, path: Path, findings: Findings) -> Question | None
 
 def _check_meaning(question: Question, path: Path, findings: Findings) -> None:
     """Refuse a question whose options a model could not tell apart, or that asks nothing."""
-    criteria: Path = (*path, "criteria")
-    if isinstance(question, ChoiceQuestion):
-        for name in question.criteria:
-            fault = (
-                "is blank"
-                if _is_blank(name)
-                else "holds a line break"
-                if name.splitlines() != [name]
-                else None
-            )
-            if fault:
-                findings.add("invalid_question", criteria, f"has an option whose name {shown(name)} {fault}")
-    elif isinstance(question, NoulQuestion):
-        described = question.criteria and (question.criteria.true or question.criteria.false)
-        if not question.instructions and not described:
-            findings.add("invalid_question", path, "asks nothing: give instructions, or describe an outcome")
-    else:
-        for index, text in enumerate(option_texts(question)):
-            if _is_blank(text) or question.criteria[index] is None:
-                findings.add("invalid_question", (*criteria, index), "is an empty level")
-    repeated = _first_repeated(option_texts(question))
+    for fault in question.faults():
+        findings.add("invalid_question", (*path, *fault.path), fault.told)
+    repeated = _first_repeated(question.options())
     if repeated is not None:
-        findings.add("invalid_question", criteria, f"has two options that both read {shown(repeated)}")
-
-
-def _is_blank(text: str) -> bool:
-    """No character of `text` leaves a mark: spaces, controls, zero-width and other formatting characters."""
-    return _BLANK.fullmatch(text) is not None
+        findings.add(
+            "invalid_question", (*path, "criteria"), f"has two options that both read {shown(repeated)}"
+        )
 
 
 def _first_repeated(texts: Iterable[str]) -> str | None:
@@ -328,10 +288,8 @@ def _validated(adapter: TypeAdapter[T], value: Any, path: Path, findings: Findin
         return adapter.validate_python(value)
     except ValidationError as error:
         for one in error.errors(include_url=False):
-            where = tuple(
-                part for index, part in enumerate(one["loc"]) if not (index == 0 and part in QUESTION_TYPES)
-            )
-            findings.add(*_finding(one, (*path, *where), code))
+            where = tuple(part for index, part in enumerate(one["loc"]) if not (index == 0 and part in KINDS))
+            findings.add(*_finding(one, (*path, *where), code, _kind_of(value)))
         return None
 
 
@@ -340,21 +298,29 @@ def _named_objects(value: Any) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     if not isinstance(value, dict):
         return
     yield (), value
-    free = ("instructions", "criteria") if value.get("type") == "choice" else ("instructions",)
+    kind = _kind_of(value)
     for name, part in value.items():
-        if isinstance(part, dict) and name not in free:
+        if isinstance(part, dict) and (kind is None or name not in kind.own_keys):
             yield (name,), part
 
 
-def _finding(error: ErrorDetails, path: Path, code: str) -> tuple[str, Path, str]:
+def _kind_of(value: Any) -> type[Kind] | None:
+    """The kind of a question; None for what is none."""
+    named = value.get("type") if isinstance(value, dict) else None
+    return KINDS.get(named) if isinstance(named, str) else None
+
+
+def _finding(
+    error: ErrorDetails, path: Path, code: str, kind_asked: type[Kind] | None
+) -> tuple[str, Path, str]:
     """One pydantic error in our words."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         return code, path, "is not a field here: check its spelling"
     if kind == "missing":
         return code, path, "is required"
-    if kind in ("too_long", "too_short") and path[-1] == "criteria":
-        allowed = f"{MAX_LEVELS} levels per score" if isinstance(error["input"], list) else _OPTIONS_LIMIT
+    if kind_asked and kind in ("too_long", "too_short") and path[-1] == "criteria":
+        allowed = f"{LIMITS[kind_asked.limit]} {kind_asked.limit.replace('_', ' ')}"
         code = "too_many_options" if kind == "too_long" else code
         return code, path, f"holds {len(error['input'])}; there may be 2 to {allowed}"
     if kind in ("too_long", "too_short"):

@@ -1,4 +1,4 @@
-"""The wire types that both sides of the queue agree on: System One questions and answers, the job.
+"""The wire types that both sides of the queue agree on, beside the questions: the request, the response, the job.
 
 Everything is strict: a bool is no int, an unknown field is an error. Objects keep the order in which
 their keys were received, since the order is part of the prompt.
@@ -7,7 +7,9 @@ their keys were received, since the order is part of the prompt.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, Field, JsonValue, model_validator
+
+from d3serve.questions import Answer, Question, Wire
 
 JobStatus = Literal["queued", "running", "succeeded", "failed", "canceled", "expired"]
 FINAL_STATUSES: frozenset[JobStatus] = frozenset({"succeeded", "failed", "canceled", "expired"})
@@ -19,98 +21,7 @@ Metadata = Annotated[
     Field(max_length=16),
 ]
 
-MAX_OPTIONS = 255
-MAX_LEVELS = 10
-
-
-class Wire(BaseModel):
-    """A strict, immutable object of the wire format; unknown fields are refused."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-# --- questions -------------------------------------------------------------------------------------
-
-
-class ChoiceQuestion(Wire):
-    """Pick one option; `criteria` maps each option's name to its description (or null)."""
-
-    type: Literal["choice"]
-    instructions: JsonValue = None
-    criteria: dict[str, JsonValue] = Field(min_length=2, max_length=MAX_OPTIONS)
-
-
-class NoulCriteria(Wire):
-    """What yes and no mean; a missing or null side gets the model's default text."""
-
-    true: JsonValue = None
-    false: JsonValue = None
-
-
-class NoulQuestion(Wire):
-    """Yes or no, answered with the probability of yes."""
-
-    type: Literal["noul"]
-    instructions: JsonValue = None
-    criteria: NoulCriteria | None = None
-
-
-class ScoreQuestion(Wire):
-    """A place on an ordered scale; `criteria` lists its levels, lowest first."""
-
-    type: Literal["score"]
-    instructions: JsonValue = None
-    criteria: list[JsonValue] = Field(min_length=2, max_length=MAX_LEVELS)
-
-
-Question = Annotated[ChoiceQuestion | NoulQuestion | ScoreQuestion, Field(discriminator="type")]
 State = str | dict[str, JsonValue] | list[JsonValue]
-
-
-# --- answers ---------------------------------------------------------------------------------------
-
-
-class ChoiceAnswer(Wire):
-    """The most probable option, every option's probability and how concentrated they are."""
-
-    type: Literal["choice"] = "choice"
-    choice: str
-    probabilities: dict[str, float]
-    confidence: float
-
-
-class NoulAnswer(Wire):
-    """The probability of yes, 0 to 1."""
-
-    type: Literal["noul"] = "noul"
-    noul: float
-
-
-class ScoreAnswer(Wire):
-    """The expected level (levels count from 0) with the distribution over levels."""
-
-    type: Literal["score"] = "score"
-    score: float
-    confidence: float
-    legend: dict[str, str]
-    probabilities: dict[str, float]
-
-
-class QuestionError(Wire):
-    """Why one question has no answer."""
-
-    code: str
-    message: str
-
-
-class ErrorAnswer(Wire):
-    """Stands in the place of an answer when `on_question_error` is `partial`."""
-
-    type: Literal["error"] = "error"
-    error: QuestionError
-
-
-Answer = Annotated[ChoiceAnswer | NoulAnswer | ScoreAnswer | ErrorAnswer, Field(discriminator="type")]
 
 
 class Usage(Wire):

@@ -27,11 +27,11 @@ from d3serve.model.prompt import (
     sift,
     state_text,
 )
-from d3serve.model.readout import option_count, read_probabilities
+from d3serve.model.readout import read_probabilities
 from d3serve.model.remote_format import RemoteFormat
 from d3serve.model.state_cache import CacheStats
 from d3serve.model.turn import DecidedJob, Pass, PinnedPass, PreparedJob, Turn
-from d3serve.schemas import NoulQuestion, Question
+from d3serve.questions import NoulQuestion, Question
 
 __all__ = ["DecidedJob", "DecisionEngine", "PreparedJob"]
 
@@ -217,7 +217,7 @@ class DecisionEngine:
             return read_probabilities(
                 self._hidden(rows, tell),
                 self.backbone.weights.readout,
-                [option_count(asked.question) for asked in filled.asked],
+                [len(asked.question.options()) for asked in filled.asked],
                 [self._config.temperature_for(asked.progress.job.asked_for) for asked in filled.asked],
             )
         except torch.OutOfMemoryError as error:

@@ -5,7 +5,6 @@ text ends by the end of the state; a token that joins the state's last character
 to the question block. So ids always come from the whole prompt, never from the state alone.
 """
 
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +16,12 @@ from pydantic import JsonValue
 
 from d3serve.errors import D3ServeError, InvalidQuestion, InvalidRequest, MaxTokensExceeded, TooManyOptions
 from d3serve.model.tokenizer import Encoded, PromptTokenizer
-from d3serve.schemas import ChoiceQuestion, NoulQuestion, Question, ScoreQuestion
+from d3serve.questions import Question, value_text
 
 Tokens = NDArray[np.int32]
 
 EMPTY_STATE = "(empty)"
 DEFAULT_INSTRUCTIONS = "Choose the best matching option."
-NO, YES = "No / false", "Yes / true"
 REQUEST = "Reply with only the code of the best option."
 AFTER_STATE = "\n\n"
 # How json.dumps says that a value is no JSON: a kind of its own, a cycle, an integer of 4,301 digits, nesting.
@@ -91,25 +89,6 @@ def check_length(name: str, tokens: int, limit: int) -> None:
         )
 
 
-def describe(value: JsonValue) -> str:
-    """Keep a string; render anything else as JSON, keys in order, non-ASCII characters as they are."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def option_texts(question: Question) -> list[str]:
-    """Render each option, in the order of the codes; yes stands after no."""
-    if isinstance(question, ChoiceQuestion):
-        return [
-            key if description is None else f"{key}: {describe(description)}"
-            for key, description in question.criteria.items()
-        ]
-    if isinstance(question, NoulQuestion):
-        criteria = question.criteria
-        no, yes = (criteria.false, criteria.true) if criteria else (None, None)
-        return [describe(no or NO), describe(yes or YES)]
-    return [describe(level) for level in question.criteria]
-
-
 def state_text(state: JsonValue) -> str:
     """Render the state itself.
 
@@ -117,7 +96,7 @@ def state_text(state: JsonValue) -> str:
         InvalidRequest: it is no JSON, or no Unicode text.
     """
     try:
-        text = EMPTY_STATE if state is None or state == "" else describe(state)
+        text = EMPTY_STATE if state is None or state == "" else value_text(state)
     except NO_JSON as error:
         raise InvalidRequest(f"the state is no JSON: {error}", field="state") from None
     if surrogate := _lone_surrogate(text):
@@ -140,8 +119,8 @@ def question_texts(name: str, question: Question, codes: Sequence[str]) -> tuple
     field = f"questions.{name}"
     try:
         instructions, options = (
-            describe(question.instructions or DEFAULT_INSTRUCTIONS),
-            option_texts(question),
+            value_text(question.instructions or DEFAULT_INSTRUCTIONS),
+            question.options(),
         )
     except NO_JSON as error:
         raise InvalidQuestion(f"question {name!r} holds what is no JSON: {error}", field=field) from None
@@ -149,8 +128,8 @@ def question_texts(name: str, question: Question, codes: Sequence[str]) -> tuple
         raise TooManyOptions(
             f"question {name!r} has {len(options)} options; the limit is {len(codes)}", field=field
         )
-    if isinstance(question, ScoreQuestion) and (len(set(options)) < len(options) or "" in options):
-        raise InvalidQuestion(f"question {name!r}: score levels must be distinct and not empty", field=field)
+    if reason := question.unreadable():
+        raise InvalidQuestion(f"question {name!r}: {reason}", field=field)
     if surrogate := _lone_surrogate("".join((instructions, *options))):
         raise InvalidQuestion(f"question {name!r} holds a lone surrogate, {surrogate}", field=field)
     return instructions, options

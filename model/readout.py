@@ -1,22 +1,10 @@
 """From hidden states to typed answers. One function for each formula; all numbers are FP32 or wider."""
 
-import json
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from d3serve.model.prompt import option_texts
-from d3serve.schemas import (
-    Answer,
-    ChoiceAnswer,
-    ChoiceQuestion,
-    NoulAnswer,
-    NoulQuestion,
-    Question,
-    ScoreAnswer,
-)
 
 
 def read_probabilities(
@@ -51,41 +39,3 @@ def _normalised(values: list[float]) -> list[float] | None:
     if not math.isfinite(total) or total <= 0:
         return None
     return [value / total for value in values]
-
-
-def confidence(probabilities: Sequence[float]) -> float:
-    """How far a distribution is from even, as the reference runtime counts it: 1 - H(p) / ln n; 1 for one option."""
-    if len(probabilities) < 2:
-        return 1.0
-    entropy = -math.fsum(p * math.log(p) for p in probabilities if p > 0)
-    return min(1.0, max(0.0, 1.0 - entropy / math.log(len(probabilities))))
-
-
-def to_answer(question: Question, probabilities: Sequence[float]) -> Answer:
-    """Type an answer: the first most probable option, the probability of yes, or the expected level."""
-    if isinstance(question, NoulQuestion):
-        return NoulAnswer(noul=probabilities[1])
-    if isinstance(question, ChoiceQuestion):
-        by_option = dict(zip(question.criteria, probabilities, strict=True))
-        return ChoiceAnswer(
-            choice=max(by_option, key=by_option.__getitem__),
-            probabilities=by_option,
-            confidence=confidence(probabilities),
-        )
-    return ScoreAnswer(
-        score=math.fsum(level * p for level, p in enumerate(probabilities)),
-        confidence=confidence(probabilities),
-        legend={str(level): _legend(text) for level, text in enumerate(question.criteria)},
-        probabilities={str(level): p for level, p in enumerate(probabilities)},
-    )
-
-
-def _legend(level: object) -> str:
-    if isinstance(level, str):
-        return level
-    return json.dumps(level, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-
-
-def option_count(question: Question) -> int:
-    """How many codes a question uses."""
-    return len(option_texts(question))

@@ -27,7 +27,7 @@ from d3serve.model.tokenizer import (
     load_tokenizer,
     transformers_tokenizer,
 )
-from d3serve.schemas import ChoiceQuestion, NoulQuestion, Question
+from d3serve.questions import ChoiceQuestion, NoulQuestion, Question
 
 FILE = "d3_format.py"
 MARKER = "\u2060d3serve state\u2060"  # word joiners: no text holds this by accident
@@ -138,7 +138,7 @@ class RemoteFormat:
         return parts[0], parts[1]
 
     def _render(self, state: JsonValue, question: Question) -> str:
-        asked = question.model_dump(exclude_none=isinstance(question, NoulQuestion))
+        asked = question.plain()
         rendered = self._module.render(self._tokenizer, state, asked, self._codes)
         if not isinstance(rendered, str):
             raise TypeError(f"render returned {type(rendered).__name__}, not a text")

@@ -13,9 +13,9 @@ from d3serve.errors import D3ServeError, InvalidModelOutput, OutOfDeviceMemory
 from d3serve.model.plan import QuestionRows, StatePlace, StateRows
 from d3serve.model.prompt import Tokens
 from d3serve.model.ranges import Entry
-from d3serve.model.readout import to_answer
 from d3serve.model.state_cache import StateCache
-from d3serve.schemas import Answer, Question, Usage
+from d3serve.questions import Answer, Question
+from d3serve.schemas import Usage
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Progress:
                 message = f"the model produced numbers that are no probabilities for question {name!r}"
                 failed[name] = InvalidModelOutput(message, field=f"questions.{name}")
             else:
-                answers[name] = to_answer(question, probabilities)
+                answers[name] = question.answer(probabilities)
         usage = Usage(
             input_tokens=job.input_tokens,
             computed_tokens=self.computed_tokens,

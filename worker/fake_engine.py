@@ -29,17 +29,8 @@ from d3serve.errors import (
     MaxTokensExceeded,
     OutOfDeviceMemory,
 )
-from d3serve.schemas import (
-    Answer,
-    ChoiceAnswer,
-    ChoiceQuestion,
-    ModelInfo,
-    NoulAnswer,
-    NoulQuestion,
-    Question,
-    ScoreAnswer,
-    Usage,
-)
+from d3serve.questions import Answer, Question
+from d3serve.schemas import ModelInfo, Usage
 from d3serve.store.encode import estimate_tokens, to_json
 
 FAULT = re.compile(r"fake:(kill|memory-error|oom|device-error|crash|sleep=([0-9.]+))")
@@ -254,7 +245,7 @@ def _answer(job: FakePrepared, *, cached: bool, faults: bool) -> FakeDecided:
                 f"the readout of question {name!r} holds NaN", field=f"questions.{name}"
             )
         else:
-            answers[name] = _decide(f"{job.state}\0{name}", question)
+            answers[name] = question.answer(_weights(f"{job.state}\0{name}", len(question.options())))
     questions_only = job.input_tokens - job.questions * job.state_tokens
     usage = Usage(
         input_tokens=job.input_tokens,
@@ -264,22 +255,6 @@ def _answer(job: FakePrepared, *, cached: bool, faults: bool) -> FakeDecided:
         questions=job.questions,
     )
     return FakeDecided(answers, usage, failed)
-
-
-def _decide(seed: str, question: Question) -> Answer:
-    if isinstance(question, NoulQuestion):
-        return NoulAnswer(noul=_weights(seed, 2)[0])
-    if isinstance(question, ChoiceQuestion):
-        shares = dict(zip(question.criteria, _weights(seed, len(question.criteria)), strict=True))
-        best = max(shares, key=lambda option: shares[option])
-        return ChoiceAnswer(choice=best, probabilities=shares, confidence=shares[best])
-    levels = _weights(seed, len(question.criteria))
-    return ScoreAnswer(
-        score=sum(level * share for level, share in enumerate(levels)),
-        confidence=max(levels),
-        legend={str(level): str(text) for level, text in enumerate(question.criteria)},
-        probabilities={str(level): share for level, share in enumerate(levels)},
-    )
 
 
 def _weights(seed: str, count: int) -> list[float]:

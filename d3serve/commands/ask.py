@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 
@@ -15,8 +16,10 @@ from d3serve.client import Client
 from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
 from d3serve.commands.terminal import messages, plain, printing
 from d3serve.errors import InvalidJSON, InvalidRequest, StorageUnavailable
+from d3serve.questions import Answer
 from d3serve.text.strict_json import read_json
 
+ANSWER: Final[TypeAdapter[Answer]] = TypeAdapter(Answer)
 NAME_CHARS: Final = 200  # a question is named by its text, and a name may have 256
 FIRST_CONTACT_S: Final = 2.0  # `d3serve up &` listens by then; nobody else who will is worth a wait
 MAX_DEPTH: Final = 200  # what an API may be set to allow; its own limit is the one that counts
@@ -219,15 +222,14 @@ def show(job: Mapping[str, Any], console: Console, truths: Mapping[str, str] | N
 
 
 def _row(answer: Mapping[str, Any]) -> tuple[str, str, str]:
-    match answer["type"]:
-        case "noul":
-            return ("yes" if answer["noul"] >= 0.5 else "no", f"{answer['noul']:.3f}", "")
-        case "choice":
-            best = answer["choice"]
-            return (plain(best), f"{answer['probabilities'][best]:.3f}", f"{answer['confidence']:.3f}")
-        case "score":
-            level = max(answer["probabilities"], key=answer["probabilities"].__getitem__)
-            shown = f"{answer['score']:.2f} ({answer['legend'][level]})"
-            return (plain(shown), f"{answer['probabilities'][level]:.3f}", f"{answer['confidence']:.3f}")
-        case _:
-            return (f"[red]{plain(answer['error']['code'])}[/red]", "", "")
+    try:
+        row = ANSWER.validate_python(answer).row()
+    except ValidationError:  # of a server newer than this command
+        return (plain(json.dumps(answer, ensure_ascii=False)), "", "")
+    text = plain(row.answer)
+    style = "[red]{}[/red]" if answer["type"] == "error" else "{}"
+    return (style.format(text), _share(row.probability), _share(row.confidence))
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{share:.3f}"

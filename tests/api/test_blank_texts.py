@@ -3,7 +3,8 @@
 import sys
 import unicodedata
 
-from d3serve.api.validation import _BLANK, _composed
+from d3serve.api.validation import _composed
+from d3serve.questions import BLANK
 
 MARKLESS = ("Zs", "Zl", "Zp", "Cc", "Cf")
 UNKNOWN = "Cn"  # to this Python's table, which may be older than Unicode 15
@@ -14,11 +15,11 @@ def test_a_text_is_blank_where_unicode_says_that_it_leaves_no_mark():
         hex(code)
         for code in range(sys.maxunicode + 1)
         if (kind := unicodedata.category(chr(code))) != UNKNOWN
-        and (_BLANK.fullmatch(chr(code)) is not None) != (kind in MARKLESS)
+        and (BLANK.fullmatch(chr(code)) is not None) != (kind in MARKLESS)
     ]
     assert apart == []
-    assert _BLANK.fullmatch(" \u200b\t" * 10_000)
-    assert not _BLANK.fullmatch(" " * 10_000 + "x")
+    assert BLANK.fullmatch(" \u200b\t" * 10_000)
+    assert not BLANK.fullmatch(" " * 10_000 + "x")
 
 
 def test_accents_are_one_however_they_are_written_and_no_run_of_marks_takes_long():

@@ -18,8 +18,7 @@ from demo.training import Training
 from demo.words import WordModel
 
 from d3serve.model.engine import DecisionEngine
-from d3serve.model.prompt import option_texts
-from d3serve.schemas import ChoiceQuestion, NoulQuestion
+from d3serve.questions import ChoiceQuestion, NoulQuestion
 
 WORDS = ("chess", "mail", "python", "library", "window", "sound", "archive", "matrix", "font", "kernel")
 
@@ -178,7 +177,7 @@ def test_a_batch_holds_its_questions_and_their_answers(tokenizing, packages, bat
             )
             for pair in zip(lines, weights, strict=True)
         ]
-        true = option_texts(asked.question)[asked.truth]
+        true = asked.question.options()[asked.truth]
         assert f": {true}".endswith(read[int(made.truths[row])]), "the newest tokens of a long line"
         assert made.targets[row].argmax() == made.truths[row] == asked.truth
         assert (made.targets[row, made.counts[row] :] == 0).all()

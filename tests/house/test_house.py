@@ -27,7 +27,7 @@ LAW: dict[str, tuple[set[str], set[str]]] = {
 FOLDERS = {
     "webhooks": {"errors", "logs", "schemas", "settings", "store"},
 }
-SHARED_FOR_MODEL = {"d3serve.errors", "d3serve.schemas"}
+SHARED_FOR_MODEL = {"d3serve.errors", "d3serve.questions", "d3serve.schemas"}
 # the command line imports a room inside the command that needs it
 LAZY_CLI = {"d3serve/commands/start.py", "d3serve/commands/checkpoints.py"}
 

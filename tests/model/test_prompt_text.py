@@ -2,8 +2,8 @@
 
 import pytest
 
-from d3serve.model.prompt import option_texts, question_part, state_part
-from d3serve.schemas import ChoiceQuestion, NoulCriteria, NoulQuestion, ScoreQuestion
+from d3serve.model.prompt import question_part, state_part
+from d3serve.questions import ChoiceQuestion, NoulCriteria, NoulQuestion, ScoreQuestion
 
 CODES = ["A", "B", "C", "AA"]
 
@@ -32,7 +32,7 @@ CRITERIA = [
 
 @pytest.mark.parametrize(("criteria", "texts"), CRITERIA)
 def test_a_noul_lists_no_before_yes(criteria, texts):
-    assert option_texts(NoulQuestion(type="noul", criteria=criteria)) == texts
+    assert NoulQuestion(type="noul", criteria=criteria).options() == texts
 
 
 def test_a_score_lists_its_levels():

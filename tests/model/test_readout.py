@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from d3serve.model.readout import confidence, read_probabilities, to_answer
-from d3serve.schemas import ChoiceQuestion, NoulQuestion, ScoreQuestion
+from d3serve.model.readout import read_probabilities
+from d3serve.questions import ChoiceQuestion, NoulQuestion, ScoreQuestion, confidence
 
 
 def test_probabilities_are_a_softmax_over_the_questions_own_codes():
@@ -65,18 +65,18 @@ def test_confidence_is_one_minus_relative_entropy():
 
 def test_choice_takes_the_first_of_equals_and_keeps_the_order():
     question = ChoiceQuestion(type="choice", criteria={"z": None, "a": None, "m": None})
-    answer = to_answer(question, [0.25, 0.375, 0.375])
+    answer = question.answer([0.25, 0.375, 0.375])
     assert answer.choice == "a"
     assert list(answer.probabilities) == ["z", "a", "m"]
 
 
 def test_noul_is_the_probability_of_yes():
-    assert to_answer(NoulQuestion(type="noul"), [0.2, 0.8]).model_dump() == {"type": "noul", "noul": 0.8}
+    assert NoulQuestion(type="noul").answer([0.2, 0.8]).model_dump() == {"type": "noul", "noul": 0.8}
 
 
 def test_score_is_the_expected_level_with_a_legend():
     question = ScoreQuestion(type="score", criteria=["bad", {"b": 1, "a": "é"}, "good"])
-    answer = to_answer(question, [0.1, 0.3, 0.6])
+    answer = question.answer([0.1, 0.3, 0.6])
     assert answer.score == pytest.approx(1.5)
     assert answer.legend == {"0": "bad", "1": '{"a":"é","b":1}', "2": "good"}
     assert answer.probabilities == {"0": 0.1, "1": 0.3, "2": 0.6}

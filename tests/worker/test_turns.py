@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from d3serve.schemas import DecisionRequest, JobOptions, NoulQuestion
+from d3serve.questions import NoulQuestion
+from d3serve.schemas import DecisionRequest, JobOptions
 
 pytestmark = pytest.mark.anyio
 

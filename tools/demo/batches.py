@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from d3serve.model.prompt import DEFAULT_INSTRUCTIONS, option_texts
+from d3serve.model.prompt import DEFAULT_INSTRUCTIONS
 
 CHOICES = ("section", "section", "language", "role", "interface", "summary", "name", "depends")
 SCORES = ("size", "needs", "needed")
@@ -93,7 +93,7 @@ class WordBatches(IterableDataset[WordBatch]):
         rows: dict[str, int] = {}
         options, asks, counts, truths, targets, owners = [], [], [], [], [], []
         for owner, each in ((owner, one) for owner, row in enumerate(asked) for one in row):
-            lines = [f": {text}" for text in option_texts(each.question)]
+            lines = [f": {text}" for text in each.question.options()]
             options.append([rows.setdefault(x, len(rows)) for x in lines] + [0] * (OPTIONS - len(lines)))
             ask = str(each.question.instructions or DEFAULT_INSTRUCTIONS)
             asks.append(rows.setdefault(ask, len(rows)))

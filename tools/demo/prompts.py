@@ -16,7 +16,7 @@ from demo.vocabulary import line_ends, load_vocabulary
 from numpy.typing import NDArray
 from torch import Tensor
 
-from d3serve.model.prompt import build_prompts, option_texts, state_part
+from d3serve.model.prompt import build_prompts, state_part
 
 STEP = 32  # lengths are padded to whole chunks of the gated delta rule
 
@@ -95,9 +95,7 @@ class Tokenizing:
         """Tokenize one state with its questions."""
         questions = {str(index): each.question for index, each in enumerate(asked)}
         prompts = build_prompts(self.tokenizer, self.codes, state, questions)  # type: ignore[arg-type]
-        return Sample(
-            prompts.state, prompts.questions, tuple(len(option_texts(each.question)) for each in asked)
-        )
+        return Sample(prompts.state, prompts.questions, tuple(len(each.question.options()) for each in asked))
 
 
 def batch(samples: Sequence[Sample]) -> Batch:
