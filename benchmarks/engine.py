@@ -27,9 +27,9 @@ from peers import Peer
 
 from d3serve.model.assembly import EngineParts
 from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
+from d3serve.model.capacity import BESIDE_ROWS, BESIDE_SLOTS, LONGEST_PASS, MLP_ROWS, MemoryPlan
 from d3serve.model.config import CODES, DecisionConfig, Geometry
 from d3serve.model.engine import DecidedJob, DecisionEngine, PreparedJob
-from d3serve.model.memory import BESIDE_ROWS, BESIDE_SLOTS, LONGEST_PASS, MLP_ROWS, MemoryPlan
 from d3serve.model.random_weights import random_weights
 from d3serve.model.state_cache import StateCache
 from d3serve.model.weights import FullAttention, Weights

@@ -34,8 +34,8 @@ from torch import Tensor
 from d3serve.kernels.matrix import Float8Matrix, quantize_rows
 from d3serve.kernels.operations import linear
 from d3serve.model.backbone import row_bytes, slot_bytes
+from d3serve.model.capacity import MLP_ROWS, plan_memory
 from d3serve.model.checkpoint import quantizable
-from d3serve.model.memory import MLP_ROWS, plan_memory
 from d3serve.model.weights import Weights, to_float8
 
 MEASURED = (

@@ -25,8 +25,8 @@ from engine_rows import Row
 from geometries import GEOMETRY_27B, GEOMETRY_TINY
 
 from d3serve.model import engine as engine_module
+from d3serve.model.capacity import BESIDE_ROWS, BESIDE_SLOTS
 from d3serve.model.engine import DecisionEngine, PreparedJob
-from d3serve.model.memory import BESIDE_ROWS, BESIDE_SLOTS
 
 SHORT = Row("short", 150, 1, 100)
 LONG = (24_576, 65_536, 117_000)

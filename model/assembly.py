@@ -9,12 +9,12 @@ import torch
 
 from d3serve.errors import InvalidSettings
 from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
+from d3serve.model.capacity import MLP_ROWS, MemoryPlan, divide_pools, plan_memory
 from d3serve.model.checkpoint import Quantization, load_weights
 from d3serve.model.config import DecisionConfig, Geometry
 from d3serve.model.device_faults import watched
 from d3serve.model.host_tier import HostTier
 from d3serve.model.hub import LocatedPackage, locate
-from d3serve.model.memory import MLP_ROWS, MemoryPlan, divide_pools, plan_memory
 from d3serve.model.package import Package, open_package
 from d3serve.model.placement import Device, Dtype, place
 from d3serve.model.random_weights import random_weights

@@ -115,7 +115,9 @@ class PassInputs:
             mine.copy_(theirs)
 
 
-Steps = Generator[int, None, Tensor]  # yields the floating-point operations of each step, once it is launched
+PassSteps = Generator[
+    int, None, Tensor
+]  # yields the floating-point operations of each step, once it is launched
 
 
 class Backbone:
@@ -164,7 +166,7 @@ class Backbone:
     def _pair_flops(self) -> int:
         return 4 * self.geometry.heads * self.geometry.head_dim
 
-    def steps(self, inputs: PassInputs) -> Steps:
+    def steps(self, inputs: PassInputs) -> PassSteps:
         """Run a pass as `forward` does, yielding after each step; a step of a long pass is some 40 ms of an H200.
 
         Other passes may run between two steps, on other pool rows and slots: no bit changes.
@@ -203,7 +205,7 @@ class Backbone:
 
     def _mix(
         self, layer: Layer, x: Rows, inputs: PassInputs, rotary: tuple[Tensor, Tensor], index: int
-    ) -> Steps:
+    ) -> PassSteps:
         """Mix all rows of one layer, [T, hidden]; `index` counts the layers of its kind."""
         mixer, rows = layer.mixer, len(x)
         projected = linear(x, layer.first)
@@ -220,7 +222,7 @@ class Backbone:
 
     def _mix_readout(
         self, layer: Layer, x: Rows, inputs: PassInputs, rotary: tuple[Tensor, Tensor], index: int
-    ) -> Steps:
+    ) -> PassSteps:
         """Mix the last layer: nothing reads more of a state row than K, V and linear states.
 
         Its output projection runs on readout rows alone: [N, hidden].
@@ -243,7 +245,7 @@ class Backbone:
         inputs: PassInputs,
         rotary: tuple[Tensor, Tensor],
         index: int,
-    ) -> Steps:
+    ) -> PassSteps:
         """Attention of the question rows alone, after state rows have stored their K and V: [Tq, H·D]."""
         g, states, (cos, sin) = self.geometry, inputs.state_rows, rotary
         if states:
@@ -278,7 +280,7 @@ class Backbone:
             eps=g.eps,
         )
 
-    def _attend(self, q: Tensor, plan: Any, index: int) -> Steps:
+    def _attend(self, q: Tensor, plan: Any, index: int) -> PassSteps:
         k, v, out = self.pools.k[index], self.pools.v[index], torch.empty_like(q)
         for pairs in self.ops.attention_steps(q, k, v, out, plan, softmax_scale=self.geometry.head_dim**-0.5):
             yield pairs * self._pair_flops
@@ -312,7 +314,7 @@ class Backbone:
     def _gate_values(self, mixer: LinearAttention, values: Tensor, z: Tensor) -> Tensor:
         return self.ops.gated_rms_norm(values, z, mixer.norm, self.geometry.eps)
 
-    def _mlp(self, layer: Layer, x: Rows) -> Steps:
+    def _mlp(self, layer: Layer, x: Rows) -> PassSteps:
         """Apply the gated MLP in steps of rows: its inner width is what bounds memory on long states."""
         out = torch.empty(len(x), self.geometry.hidden, dtype=self.pools.k.dtype, device=self.pools.k.device)
         for start in range(0, len(x), self._mlp_rows):

@@ -17,6 +17,7 @@ from d3serve.model.buckets import ROW_SIZES, Bucket
 from d3serve.model.device_faults import watched
 from d3serve.model.graphs import GraphCache
 from d3serve.model.pace import Pace
+from d3serve.model.passes import Batch, DecidedJob, Pass, PinnedPass, PreparedJob
 from d3serve.model.plan import PassRows, plan_rows
 from d3serve.model.prompt import (
     Prompts,
@@ -30,7 +31,6 @@ from d3serve.model.prompt import (
 from d3serve.model.readout import read_probabilities
 from d3serve.model.remote_format import RemoteFormat
 from d3serve.model.state_cache import CacheStats
-from d3serve.model.turn import DecidedJob, Pass, PinnedPass, PreparedJob, Turn
 from d3serve.questions import NoulQuestion, Question
 
 __all__ = ["DecidedJob", "DecisionEngine", "PreparedJob"]
@@ -176,36 +176,36 @@ class DecisionEngine:
         rows, states = self.pass_rows, plan.slots - plan.beside_slots
         if self._suspended:
             rows, states = plan.beside_rows, plan.beside_slots
-        turn = Turn(jobs, self.cache, pass_rows=rows, pass_states=states)
+        batch = Batch(jobs, self.cache, pass_rows=rows, pass_states=states)
         with watched(self._shape.device):
-            for filled in self._passes(turn):
+            for filled in self._passes(batch):
                 tell = at_yield and partial(_tell, at_yield, done, len(filled.asked), total)
                 try:
                     self._run(filled, tell)
                 except OutOfDeviceMemory:
-                    if not turn.take_back(filled):
+                    if not batch.take_back(filled):
                         raise
                 else:
                     done += len(filled.asked)
-        return [progress.decided() for progress in turn.progress]
+        return [each.decided() for each in batch.findings]
 
     def _run(self, filled: Pass, tell: AtYield | None) -> None:
         """Run one pass; a state whose questions give no numbers is forgotten, since it may be what broke them."""
         with PinnedPass(filled, self.cache) as held:
             found = self._probabilities(filled, held.scratch, tell)
         for asked, probabilities in zip(filled.asked, found, strict=True):
-            asked.progress.probabilities[asked.index] = probabilities
+            asked.findings.probabilities[asked.index] = probabilities
             if probabilities is None:
                 self.cache.forget(asked.state_key)
 
-    def _passes(self, turn: Turn) -> Iterator[Pass]:
-        """Yield the turn's passes; where free rows lie too scattered for one that would fit, the cache is emptied."""
+    def _passes(self, batch: Batch) -> Iterator[Pass]:
+        """Yield a batch's passes; where free rows lie too scattered for one that would fit, the cache is emptied."""
         while True:
             try:
-                yield from turn.passes()
+                yield from batch.passes()
             except OutOfDeviceMemory as refused:
                 rows = refused.details["state_tokens"] + refused.details["question_tokens"]
-                if rows > min(turn.pass_rows, self.cache.rows) or not self.cache.clear():
+                if rows > min(batch.pass_rows, self.cache.rows) or not self.cache.clear():
                     raise
             else:
                 return
@@ -218,7 +218,7 @@ class DecisionEngine:
                 self._hidden(rows, tell),
                 self.backbone.weights.readout,
                 [len(asked.question.options()) for asked in filled.asked],
-                [self._config.temperature_for(asked.progress.job.asked_for) for asked in filled.asked],
+                [self._config.temperature_for(asked.findings.job.asked_for) for asked in filled.asked],
             )
         except torch.OutOfMemoryError as error:
             message = (

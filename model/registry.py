@@ -6,7 +6,7 @@ Nothing here decides how a package is read: that is in its own files. A folder o
 from dataclasses import dataclass
 from typing import Literal
 
-Weights = Literal["bfloat16", "float8", "int4", "nvfp4"]
+WeightFormat = Literal["bfloat16", "float8", "int4", "nvfp4"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Published:
 
     repository: str
     revision: str | None
-    weights: Weights
+    weights: WeightFormat
     attention_mode: str
     memory_gib: int
     validated_length: int | None = None

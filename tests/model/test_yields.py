@@ -7,8 +7,8 @@ import pytest
 from d3serve.errors import OutOfDeviceMemory
 from d3serve.model import assembly
 from d3serve.model import engine as engine_module
+from d3serve.model.capacity import BESIDE_ROWS
 from d3serve.model.engine import DecisionEngine
-from d3serve.model.memory import BESIDE_ROWS
 from d3serve.model.state_cache import StateCache
 from d3serve.questions import NoulQuestion
 

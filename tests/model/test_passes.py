@@ -11,8 +11,8 @@ from d3serve.errors import OutOfDeviceMemory
 from d3serve.model.backbone import Pools
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.host_tier import HostTier
+from d3serve.model.passes import Batch, PinnedPass, PreparedJob
 from d3serve.model.state_cache import StateCache
-from d3serve.model.turn import PinnedPass, PreparedJob, Turn
 from d3serve.questions import NoulQuestion
 
 ONE_LAYER_EACH = SimpleNamespace(
@@ -58,8 +58,8 @@ class Device:
         )
 
     def decide(self, jobs, fails) -> None:
-        turn = Turn(jobs, self.cache, pass_rows=self.pass_rows, pass_states=self.pass_states)
-        for filled in DecisionEngine._passes(self, turn):
+        batch = Batch(jobs, self.cache, pass_rows=self.pass_rows, pass_states=self.pass_states)
+        for filled in DecisionEngine._passes(self, batch):
             assert filled.tokens <= self.pass_rows
             assert len(filled.pinned) <= self.pass_states
             with PinnedPass(filled, self.cache) as held:
@@ -67,9 +67,9 @@ class Device:
                 if fails:
                     raise ZeroDivisionError
             for asked in filled.asked:
-                assert asked.index not in asked.progress.probabilities
-                asked.progress.probabilities[asked.index] = []
-        assert all(len(each.probabilities) == each.job.questions for each in turn.progress)
+                assert asked.index not in asked.findings.probabilities
+                asked.findings.probabilities[asked.index] = []
+        assert all(len(each.probabilities) == each.job.questions for each in batch.findings)
 
     def check(self) -> None:
         entries = list(self.cache._entries.values())
@@ -89,7 +89,7 @@ def drawn_job(chance: random.Random) -> PreparedJob:
 
 
 @pytest.mark.parametrize("seed", range(400))
-def test_turns(seed: int) -> None:
+def test_batches(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311  (repeatable, not secret)
     device = Device(chance)
     for _ in range(chance.randint(1, 12)):

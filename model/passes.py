@@ -1,4 +1,4 @@
-"""Fills passes with the questions of a turn: what the pools hold at once goes into one pass.
+"""Fills passes with the questions of a batch: what the pools hold at once goes into one pass.
 
 Bookkeeping between jobs and the state cache; no tensors.
 """
@@ -87,7 +87,7 @@ class DecidedJob:
 
 
 @dataclass(eq=False)
-class Progress:
+class Findings:
     """What passes have found out about one job so far: probabilities by the question's index, None for no numbers."""
 
     job: PreparedJob
@@ -118,30 +118,30 @@ class Progress:
 class Asked:
     """One question of a job."""
 
-    progress: Progress
+    findings: Findings
     index: int
 
     @property
     def block(self) -> Tokens:
         """The question's token ids."""
-        return self.progress.job.blocks[self.index]
+        return self.findings.job.blocks[self.index]
 
     @property
     def state(self) -> Tokens:
         """The state block that stands before the question."""
-        job = self.progress.job
+        job = self.findings.job
         return job.own_states[self.index] if job.own_states else job.state
 
     @property
     def state_key(self) -> str:
         """What questions must share to share a state."""
-        job = self.progress.job
+        job = self.findings.job
         return job.own_keys[self.index] if job.own_keys else job.state_key
 
     @property
     def question(self) -> Question:
         """The question itself."""
-        return list(self.progress.job.by_name.values())[self.index]
+        return list(self.findings.job.by_name.values())[self.index]
 
 
 @dataclass
@@ -149,7 +149,7 @@ class Pass:
     """One pass: the states it reads, the questions it asks and the cache entries it keeps pinned."""
 
     states: list[StateRows] = field(default_factory=list)
-    readers: list[Progress] = field(default_factory=list)  # the job that each state is read for
+    readers: list[Findings] = field(default_factory=list)  # the job that each state is read for
     rows: list[QuestionRows] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     fresh: list[Entry] = field(default_factory=list)
@@ -162,7 +162,7 @@ class Pass:
         return sum(len(state.tokens) for state in self.states) + self.question_tokens
 
 
-class Turn:
+class Batch:
     """The jobs of one `decide`, grouped by state, and the passes that answer them."""
 
     def __init__(
@@ -172,13 +172,13 @@ class Turn:
 
         No pass will pin more than `pass_states` states.
         """
-        self.progress = [Progress(job) for job in jobs]
+        self.findings = [Findings(job) for job in jobs]
         self._cache = cache
         self.pass_rows = pass_rows
         self._pass_states = pass_states
         self._pass_questions = sum(job.questions for job in jobs)
         self._groups: dict[str, deque[Asked]] = {}
-        for each in self.progress:
+        for each in self.findings:
             for index in range(len(each.job.blocks)):
                 asked = Asked(each, index)
                 self._groups.setdefault(asked.state_key, deque()).append(asked)
@@ -206,7 +206,7 @@ class Turn:
             return False
         self._pass_questions = len(failed.asked) // 2
         for asked in reversed(failed.asked):
-            asked.progress.computed_tokens -= len(asked.block)
+            asked.findings.computed_tokens -= len(asked.block)
             self._groups.setdefault(asked.state_key, deque()).appendleft(asked)
         for reader, state in zip(failed.readers, failed.states, strict=True):
             reader.read_state = False
@@ -234,7 +234,7 @@ class Turn:
             filling.asked.append(asked)
             filling.rows.append(QuestionRows(asked.block, place))
             filling.question_tokens += len(asked.block)
-            asked.progress.computed_tokens += len(asked.block)
+            asked.findings.computed_tokens += len(asked.block)
         if entry is None:
             return
         if len(filling.asked) == before:
@@ -244,9 +244,9 @@ class Turn:
         if fresh is not None and place is not None:
             filling.fresh.append(fresh)
             filling.states.append(StateRows(first.state, place))
-            filling.readers.append(first.progress)
-            first.progress.read_state = True
-            first.progress.computed_tokens += len(first.state)
+            filling.readers.append(first.findings)
+            first.findings.read_state = True
+            first.findings.computed_tokens += len(first.state)
 
     def _has_room(self, filling: Pass, rows: int) -> bool:
         return len(filling.asked) < self._pass_questions and filling.tokens + rows <= self.pass_rows

@@ -10,8 +10,7 @@ from published import TURBO
 
 from d3serve.errors import InvalidSettings
 from d3serve.model.backbone import row_bytes, slot_bytes
-from d3serve.model.engine import DecisionEngine
-from d3serve.model.memory import (
+from d3serve.model.capacity import (
     LONGEST_PASS,
     MARGIN_BYTES,
     MAX_SLOTS,
@@ -19,6 +18,7 @@ from d3serve.model.memory import (
     divide_pools,
     plan_memory,
 )
+from d3serve.model.engine import DecisionEngine
 
 BF16 = torch.bfloat16
 MLP_ROWS = 16_384

@@ -16,7 +16,7 @@ from d3serve.model.config import Geometry
 # CUDA graphs, unmerged pieces of attention, library workspaces, what the allocator cannot join.
 MARGIN_BYTES = 2 * 2**30
 RULE_BYTES = 2**29  # chunk intermediates of the delta rule, whatever the length
-LONGEST_PASS = 131_072  # rows; no prompt may be longer, and a longer turn gains nothing
+LONGEST_PASS = 131_072  # rows; no prompt may be longer, and a longer pass gains nothing
 LEAST_SLOTS = 2
 MLP_ROWS = 16_384  # rows of one MLP step: 27B activations of 1.1 GB
 MAX_SLOTS = 512
