@@ -93,7 +93,7 @@ class Engine(Protocol):
         ...
 
     def decide(self, jobs: Sequence[Any], *, at_yield: AtYield | None = None) -> Sequence[Decided]:
-        """Answer jobs in one pass; raises OutOfDeviceMemory or DeviceError.
+        """Answer a batch of jobs together; raises OutOfDeviceMemory or DeviceError.
 
         A long pass calls `at_yield` between its steps. From there `decide` may be called again, without `at_yield`;
         what it raises ends the pass.
