@@ -10,7 +10,7 @@ import torch
 from d3serve.errors import InvalidSettings
 from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
 from d3serve.model.capacity import MLP_ROWS, MemoryPlan, divide_pools, plan_memory
-from d3serve.model.checkpoint import Quantization, load_weights
+from d3serve.model.checkpoint import Quantization, free_bytes, load_weights, require_memory
 from d3serve.model.config import DecisionConfig, Geometry
 from d3serve.model.device_faults import watched
 from d3serve.model.host_tier import HostTier
@@ -102,6 +102,7 @@ def read_or_draw_weights(
 ) -> Weights:
     """The package's weights on the device, or made-up ones of the same shapes."""
     if load_format == "random":
+        require_memory(package.geometry, dtype, free_bytes=free_bytes(device))
         drawn = random_weights(package.geometry, device, dtype)[0]
         return to_float8(drawn) if quantization == "fp8" else drawn
     return load_weights(package, device, dtype, quantization)

@@ -1,6 +1,7 @@
 """From an opened package to weights on the device."""
 
 import logging
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Set
@@ -18,13 +19,14 @@ from d3serve.kernels.matrix import quantize_rows
 from d3serve.model.compressed import Scheme, dequantize
 from d3serve.model.config import CODES, Geometry
 from d3serve.model.package import Package
-from d3serve.model.shards import READOUT, float8_names, text_tensors
+from d3serve.model.shards import READOUT, float8_names, tensor_sizes, text_tensors
 from d3serve.model.weights import Allocator, Weights, scale_name
 
 Quantization = Literal["fp8"]
 
 log = logging.getLogger(__name__)
 
+MOST_PACKED = 16  # weights in one stored number: INT4 packs eight into an integer of 32 bits
 READERS = 8  # threads that copy a file's bytes to a GPU: enough to keep a fast disk and the bus busy at once
 
 
@@ -45,13 +47,13 @@ def load_weights(
     """
     started = time.monotonic()
     geometry, files = package.geometry, package.weight_files
+    _require_stored(geometry, files)
     float8: set[str] = set()
     if multiplies_float8(device, dtype):
         float8 = {name for path in files for name in float8_names(path)}
         if quantization == "fp8":
             float8 |= quantizable(geometry)
-    if device.type == "cuda":
-        require_memory(geometry, dtype, float8, free_bytes=torch.cuda.mem_get_info(device)[0])
+    require_memory(geometry, dtype, float8, free_bytes=free_bytes(device))
     allocator = Allocator(geometry, device, dtype, float8)
     weights = allocator.weights(CODES)
     loading = _Loading(allocator.targets, package.scheme, device)
@@ -85,6 +87,26 @@ def quantizable(geometry: Geometry) -> set[str]:
     return {name for name in allocator.targets if name.endswith(suffixes) and ".in_proj" not in name}
 
 
+def free_bytes(device: torch.device) -> int:
+    """The memory in which weights may stand: what a GPU has free, or all that this machine has."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _require_stored(geometry: Geometry, files: Iterable[Path]) -> None:
+    """Refuse sizes that have nothing to do with the files, before memory for them is asked for.
+
+    Sizes that come near are refused with the first tensor that differs.
+    """
+    stored = sum(size for path in files for _, size in tensor_sizes(path))
+    if geometry.parameters > MOST_PACKED * stored:
+        raise InvalidCheckpoint(
+            f"config.json: its sizes make {geometry.parameters:,} weights; the files hold {stored:,} numbers",
+            field="text_config",
+        )
+
+
 def require_memory(
     geometry: Geometry, dtype: torch.dtype, float8: Set[str] = frozenset(), *, free_bytes: int
 ) -> None:
@@ -93,8 +115,11 @@ def require_memory(
     Raises:
         InvalidCheckpoint: the message holds both sizes.
     """
-    allocator = Allocator(geometry, torch.device("meta"), dtype, float8)
-    needed = allocator.weights(CODES).readout.nbytes + sum(each.nbytes for each in allocator.targets.values())
+    needed = geometry.parameters  # each is a byte at least; what cannot be counted in bytes ends here
+    if needed <= free_bytes:
+        allocator = Allocator(geometry, torch.device("meta"), dtype, float8)
+        weights = allocator.weights(CODES)
+        needed = weights.readout.nbytes + sum(each.nbytes for each in allocator.targets.values())
     if needed > free_bytes:
         raise InvalidCheckpoint(
             f"the weights need {needed / 1e9:.1f} GB of device memory in {dtype}; {free_bytes / 1e9:.1f} GB are free"

@@ -93,6 +93,21 @@ class Geometry:
         """How many layers keep a recurrent and a conv state."""
         return self.layer_types.count("linear_attention")
 
+    @property
+    def parameters(self) -> int:
+        """How many numbers the backbone's weights are; a Python integer, which no sizes overflow."""
+        values = self.linear_value_heads * self.linear_value_dim
+        full = 2 * self.head_dim + self.hidden * self.head_dim * (3 * self.heads + 2 * self.kv_heads)
+        linear = (
+            self.hidden * (self.conv_channels + 2 * values + 2 * self.linear_value_heads)
+            + self.conv_channels * self.conv_width
+            + 2 * self.linear_value_heads
+            + self.linear_value_dim
+        )
+        around = 3 * self.ffn * self.hidden + 2 * self.hidden
+        layers = self.full_layers * (full + around) + self.linear_layers * (linear + around)
+        return layers + self.vocab_size * self.hidden + self.hidden
+
 
 def read_decision(fields: Fields, *, any_layout: bool) -> DecisionConfig:
     """Understand `decision_config.json`; `any_layout` leaves it to the package's own code to render the layout.

@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 from d3serve.errors import InvalidCheckpoint
 
 LARGEST_INTEGER = 2**31 - 1  # no size, length or id of a model comes near
+LARGEST_TEXT_BYTES = 2**27  # a tokenizer.json has 7 to 20 MB, all else less
 LEAST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30  # FP32 divides by these and stays finite
 
 
@@ -96,8 +97,21 @@ def refuse_irregular(path: Path) -> None:
         raise InvalidCheckpoint(f"{path.name} is no regular file", field=path.name)
 
 
+def refuse_oversized(path: Path) -> None:
+    """Refuse a file that is read whole and is larger than any of its kind.
+
+    Raises:
+        InvalidCheckpoint: the message has both sizes.
+    """
+    if os.path.isfile(path) and (size := os.path.getsize(path)) > LARGEST_TEXT_BYTES:
+        raise InvalidCheckpoint(
+            f"{path.name} has {size} bytes; {LARGEST_TEXT_BYTES} are allowed", field=path.name
+        )
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     refuse_irregular(path)
+    refuse_oversized(path)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(

@@ -20,8 +20,9 @@ from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX a
 from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
 from d3serve.errors import InvalidCheckpoint
+from d3serve.model import chat_template
 from d3serve.model.config import CODES, DecisionConfig
-from d3serve.model.fields import Fields
+from d3serve.model.fields import Fields, refuse_oversized
 from d3serve.model.package import TOKENIZER_CONFIG, Package
 from d3serve.model.token_floor import TokenFloor
 
@@ -39,6 +40,7 @@ ROLE = "user\n"
 CLOSING = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 PATTERNS = (QWEN2_PATTERN, QWEN3_5_PATTERN)
 TOKENIZER_CLASSES = ("Qwen2Tokenizer", "Qwen3_5Tokenizer", "TokenizersBackend")
+TEXT_FILES = ("*.json", "*.jinja", "*.txt")  # the library reads what it finds
 NAMED_CLASSES = {kind.__name__: kind for kind in (Qwen2Tokenizer, Qwen3_5Tokenizer)}
 
 
@@ -127,6 +129,9 @@ def transformers_tokenizer(package: Package) -> Any:
         raise _missing(TOKENIZER, folder)
     if described is None:
         raise _missing(TOKENIZER_CONFIG, folder)
+    for pattern in TEXT_FILES:
+        for path in folder.glob(pattern):
+            refuse_oversized(path)
     try:
         builder = _tokenizer_builder(described)
         tokenizer = builder.from_pretrained(
@@ -171,17 +176,17 @@ def _one_line(error: Exception) -> str:
 
 def _check_chat_template(tokenizer: Any) -> None:
     if tokenizer.chat_template is None:
-        raise InvalidCheckpoint("chat_template.jinja is missing", field="chat_template.jinja")
+        raise InvalidCheckpoint(f"{chat_template.FILE} is missing", field=chat_template.FILE)
     probe = "State:\nA probe: é 1.5 {}\n\nQuestion:\nx"
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": probe}]
+    rest = {"tools": None, "documents": None, "add_generation_prompt": True, "enable_thinking": False}
     try:
-        rendered = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
-    except Exception as error:  # a template is a program: it raises what it divides by, loops over, lacks
+        template = tokenizer.get_chat_template()
+    except Exception as error:  # of several it may have none for us
         raise InvalidCheckpoint(
-            f"chat_template.jinja cannot be rendered: {_one_line(error)}", field="chat_template.jinja"
+            f"{chat_template.FILE} cannot be read: {_one_line(error)}", field=chat_template.FILE
         ) from None
+    rendered = chat_template.render(template, {**tokenizer.special_tokens_map, "messages": messages, **rest})
     expected = OPENING + ROLE + probe + CLOSING
     if rendered != expected:
         raise InvalidCheckpoint(
