@@ -6,10 +6,10 @@ import typer
 from rich.table import Table
 
 from d3serve.commands.terminal import printing
-from d3serve.redis_url import unix_url
 from d3serve.settings import Settings
 from d3serve.store.connect import check_server
 from d3serve.store.operate import Operator
+from d3serve.up.broker import local_url
 
 operate = typer.Typer(
     no_args_is_help=True, help="For operators: see and take out what tenants have in the job table."
@@ -50,7 +50,6 @@ def _operator(redis_url: str | None, data_dir: str | None) -> Operator:
     """Of the server that is named, else of the one that `up` started in the data folder."""
     settings = Settings.load(redis_url=redis_url, data_dir=data_dir)
     if settings.redis_url is None:
-        socket = settings.data_folder().resolve() / "valkey.sock"
-        settings = settings.model_copy(update={"redis_url": unix_url(socket)})
+        settings = settings.model_copy(update={"redis_url": local_url(settings)})
     check_server(settings)
     return Operator.open(settings)

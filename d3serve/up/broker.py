@@ -33,6 +33,7 @@ from d3serve.store.private import make_private, open_private
 START_S = 10.0
 STOP_S = 10.0
 LOCK_S = 5.0
+SOCKET = "valkey.sock"
 MAX_DEATHS, DEATHS_S = 3, 60.0  # a server that dies more often is not started again
 MAX_SOCKET_PATH = 100  # the kernel takes 103 bytes on macOS, 107 on Linux
 ANOTHER = "choose another with --data-dir (D3SERVE_DATA_DIR)"
@@ -75,6 +76,11 @@ def find_server() -> Path:
     )
 
 
+def local_url(settings: Settings) -> str:
+    """The URL of the server that `up` starts in the data folder."""
+    return unix_url(settings.data_folder().resolve() / SOCKET)
+
+
 class EmbeddedBroker:
     """One server on `<data_dir>`; `url` reaches it and `pid` is the server's own."""
 
@@ -85,7 +91,7 @@ class EmbeddedBroker:
         self._guard: subprocess.Popen[bytes] | None = None
         self._socket_dir: Path | None = None
         self._deaths: list[float] = []
-        self.socket = self._dir / "valkey.sock"
+        self.socket = self._dir / SOCKET
         self.pid = 0
 
     @property
@@ -154,7 +160,7 @@ class EmbeddedBroker:
             guard.wait()
         if self._socket_dir is not None:
             shutil.rmtree(self._socket_dir, ignore_errors=True)
-            self._socket_dir, self.socket = None, self._dir / "valkey.sock"
+            self._socket_dir, self.socket = None, self._dir / SOCKET
 
     def _file(self, name: str) -> IO[bytes]:
         try:
@@ -178,7 +184,7 @@ class EmbeddedBroker:
     def _shorten_socket(self) -> None:
         """Put the socket into a folder of its own: the kernel cuts off the path of one too deep."""
         self._socket_dir = Path(tempfile.mkdtemp(prefix="d3serve-"))
-        self.socket = self._socket_dir / "valkey.sock"
+        self.socket = self._socket_dir / SOCKET
         if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
             self._socket_dir.rmdir()
             raise BrokerUnavailable(

@@ -24,7 +24,7 @@ TRIALS = {
     ),
     "celery/celery#1628: lost with a killed child": (
         f"{WORKER}/test_life_of_a_worker.py",
-        "test_a_killed_child_costs_at_most_two_seconds",
+        "test_a_killed_child_does_not_wait_for_its_lease_to_run_out",
     ),
     "OasisLMF/OasisPlatform#975: a poison task for ever": (
         f"{WORKER}/test_life_of_a_worker.py",
@@ -55,7 +55,7 @@ TRIALS = {
         "test_a_long_offline_turn_does_not_hold_up_short_jobs",
     ),
     "celery/celery#3402: CUDA in a forked child": (
-        f"{WORKER}/test_celery_app.py",
+        "wake/test_celery_app.py",
         "test_other_pools_are_refused",
     ),
     "celery/celery#5716: a full Redis": (
@@ -63,7 +63,7 @@ TRIALS = {
         "test_a_filling_redis_refuses_new_jobs_and_finishes_the_old_ones",
     ),
     "celery/celery#7801: a Redis that evicts": (
-        "store/test_broker.py",
+        "up/test_broker.py",
         "test_a_server_that_evicts_is_refused",
     ),
     "celery/celery#10462: MemoryError blocks the pool": (
@@ -120,7 +120,7 @@ TRIALS = {
     ),
     "LabsCrypt/remitlend#655: retries that never run": (
         f"{HOOKS}/test_sender.py",
-        "test_a_sender_killed_between_and_within_tries_delivers_all_the_same",
+        "test_a_sender_killed_on_its_way_leaves_the_delivery_to_the_next",
     ),
     "cvat-ai/cvat#10578: a slow receiver blocks the others": (
         f"{HOOKS}/test_sender.py",

@@ -23,7 +23,7 @@ ROOT = Path(d3serve.__file__).parents[1]
 
 
 @pytest.fixture
-def settings(redis_url):
+def settings(redis_url, raw_redis):  # noqa: ARG001 - the server is emptied first
     return Settings(redis_url=redis_url)
 
 
