@@ -26,6 +26,7 @@ from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.settings import Settings
 from d3serve.store.jobs import JobStore
 from d3serve.text.wording import complaint
+from d3serve.wake.celery_app import Waker
 from d3serve.webhooks.egress import EgressPolicy
 from d3serve.webhooks.outbox import HookStore
 
@@ -78,18 +79,19 @@ async def _running(
 ) -> AsyncIterator[Parts]:
     """The parts of the process, which end with the block."""
     calls = Calls()
-    async with (
-        contextlib.aclosing(HookStore.open(settings)) as hooks,
-        open_store(settings) as store,
-        Background(store) as background,
-    ):
-        if keys is not None:
-            background.keep(calls.watch(keys))
-        with contextlib.closing(Intake(settings)) as intake:
-            yield Parts(
-                settings, store, ServedModels(store, settings), background, keys, hooks, egress, calls,
-                BodyBudget.of(settings), intake,
-            )  # fmt: skip
+    with contextlib.closing(Waker(settings)) as waker:
+        async with (
+            contextlib.aclosing(HookStore.open(settings)) as hooks,
+            open_store(settings) as store,
+            Background(store, waker) as background,
+        ):
+            if keys is not None:
+                background.keep(calls.watch(keys))
+            with contextlib.closing(Intake(settings)) as intake:
+                yield Parts(
+                    settings, store, ServedModels(store, settings), background, keys, hooks, egress, calls,
+                    BodyBudget.of(settings), intake,
+                )  # fmt: skip
 
 
 def _refuse(request: Request, error: Exception) -> Response:

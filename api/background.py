@@ -7,7 +7,9 @@ from typing import Any, Final
 import structlog
 
 from d3serve.errors import StorageUnavailable
+from d3serve.schemas import Lane
 from d3serve.store.jobs import JobStore
+from d3serve.wake.celery_app import WakeSender
 
 log = structlog.get_logger("d3serve.api")
 SWEEP_EVERY_S: Final = 5.0
@@ -17,8 +19,9 @@ DRAIN_S: Final = 5.0
 class Background:
     """Tasks of one API process, kept from the garbage collector and given time to end at shutdown."""
 
-    def __init__(self, store: JobStore) -> None:
+    def __init__(self, store: JobStore, send_wake: WakeSender) -> None:
         self._store = store
+        self._send_wake = send_wake
         self._tasks: set[asyncio.Task[Any]] = set()
         self._endless: list[asyncio.Task[None]] = []
 
@@ -43,6 +46,10 @@ class Background:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def wake(self, lane: Lane) -> None:
+        """Tell the workers of a lane that there is work, beside the response; a sweep repairs a lost wake-up."""
+        self.start(asyncio.to_thread(self._send_wake, lane))
+
     def keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`, which has no end, until the process stops."""
         self._endless.append(asyncio.create_task(work))
@@ -52,7 +59,8 @@ class Background:
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             try:
-                await self._store.sweep()
+                for lane in await self._store.sweep():
+                    self.wake(lane)
             except StorageUnavailable as error:
                 log.warning("sweep.failed", reason=error.message)
             except Exception as error:  # a sweep that breaks must not be the last one

@@ -64,7 +64,7 @@ async def submit(request: Request, parts: TheParts, tenant: Writer, sent: TheSub
         traceparent=sent.traceparent,
     )
     if submitted.wake:
-        parts.background.start(parts.store.send_wake(submitted.lane))
+        parts.background.wake(submitted.lane)
     job = submitted.job
     headers = {"Location": job_path(submitted.job_id), "Vary": "Prefer"}
     if not submitted.created:
@@ -161,7 +161,7 @@ async def retry(job_id: str, parts: TheParts, tenant: Writer) -> Response:
     """Queue a job that failed, expired or was canceled again, under its id. 409 in any other state."""
     submitted = await parts.store.retry(job_id, tenant)
     if submitted.wake:
-        parts.background.start(parts.store.send_wake(submitted.lane))
+        parts.background.wake(submitted.lane)
     return job_response(await parts.store.get(job_id, tenant), status=202)
 
 

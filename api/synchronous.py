@@ -109,7 +109,7 @@ class Call:
 
     def _woken(self, submitted: Submitted) -> Submitted:
         if submitted.wake:
-            self.parts.background.start(self.parts.store.send_wake(submitted.lane))
+            self.parts.background.wake(submitted.lane)
         return submitted
 
     async def answer(self, job_id: str) -> Answered:

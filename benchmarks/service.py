@@ -34,6 +34,7 @@ from d3serve.store.encode import to_json
 from d3serve.store.jobs import JobStore
 from d3serve.store.turns import TurnStore
 from d3serve.up.broker import EmbeddedBroker
+from d3serve.wake.celery_app import Waker
 
 HERE = Path(__file__).parent
 RUN = (
@@ -87,6 +88,7 @@ class Ours:
 
     def __init__(self, place: Place) -> None:
         self._settings = Settings(redis_url=place.url, log_level="error")
+        self._waker = Waker(self._settings)
 
     @contextmanager
     def workers(self, count: int, engine: str) -> Iterator[None]:
@@ -140,7 +142,7 @@ class Ours:
         request = DecisionRequest(model="fake", state=state, questions=dict(QUESTIONS))
         submitted = await store.submit(request, tenant="me")
         if submitted.wake:
-            await store.send_wake(submitted.lane)
+            await asyncio.to_thread(self._waker, submitted.lane)
         return submitted.job_id
 
     async def _answer(self, store: JobStore, state: str) -> None:

@@ -31,22 +31,20 @@ from d3serve.store.memory import MemoryGuard
 from d3serve.store.records import JobRecord, Progress, QueueStats, RecordPage, Submitted, WorkerInfo, summary
 from d3serve.store.states import LargeStates
 from d3serve.store.waiters import REREAD_S, Dispatcher
-from d3serve.wake.celery_app import Waker, WakeSender
 
 CALLERS_TTL_S = 120  # longer than any call waits: a dead API process is forgotten
 
 
 class JobStore:
-    """Every method is atomic, and raises StorageUnavailable when Redis is unreachable or full.
+    """Raises StorageUnavailable when Redis is unreachable or full; what changes a job does so in one step.
 
     Use as `async with JobStore.open(settings) as store:`; one per process. `tenant` is the caller's
     identity: a job is invisible (JobNotFound) to every other tenant.
     """
 
-    def __init__(self, client: AsyncClient, settings: Settings, wake: WakeSender) -> None:
+    def __init__(self, client: AsyncClient, settings: Settings) -> None:
         self._client = client
         self._settings = settings
-        self._wake = wake
         self._key = Keys(settings.namespace)
         self._census = Census(client, self._key)
         self._memory = MemoryGuard(client)
@@ -57,7 +55,7 @@ class JobStore:
     @classmethod
     def open(cls, settings: Settings) -> Self:
         """Make a store on `settings.redis_url`; it connects on first use."""
-        return cls(open_async(settings), settings, Waker(settings))
+        return cls(open_async(settings), settings)
 
     async def __aenter__(self) -> Self:
         """Start the dispatcher that wakes waiters."""
@@ -70,8 +68,6 @@ class JobStore:
         """Stop the dispatcher, let its waiters go, and close the connections."""
         await self._dispatcher.stop()
         await close_async(self._client)
-        if isinstance(self._wake, Waker):
-            await asyncio.to_thread(self._wake.close)
 
     @property
     def stopping(self) -> bool:
@@ -131,10 +127,6 @@ class JobStore:
         if answer[0] in ("full", "quota"):
             raise await self._limits.refusal(tenant, *answer)
         return _submitted(answer, fresh=(request, tenant, job))
-
-    async def send_wake(self, lane: Lane) -> None:
-        """Tell the workers of a lane that there is work; never raises, a sweep repairs a lost wake."""
-        await asyncio.to_thread(self._wake, lane)
 
     async def cancel(self, job_id: str, tenant: str) -> JobRecord:
         """Cancel a queued or running job; a job that is done stays as it is. Raises like `get`.
@@ -204,16 +196,15 @@ class JobStore:
             count, left_ms = await self._run("rate", key_id, 1000 * window_s)
         return count, max(left_ms, 0) / 1000
 
-    async def sweep(self) -> None:
+    async def sweep(self) -> list[Lane]:
         """Do what nobody asks for: end overdue jobs and free dead leases, as workers do while one lives; remove states
-        that nobody needs, and erased texts from the append-only file.
+        that nobody needs, and erased texts from the append-only file. The lanes whose workers must be woken.
         """
         with storage_errors():
             *_, wakes = await self._run("reap", *LANES)
             await self._states.sweep()
             await self._eraser.sweep()
-        for lane in wakes:
-            await self.send_wake(lane)
+        return list(wakes)
 
     # --- reading jobs ------------------------------------------------------------------------------
 

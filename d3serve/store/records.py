@@ -15,8 +15,8 @@ class Submitted:
     """What became of a submission.
 
     `created` is False when the idempotency key had been used for the same body: `job_id` is then the
-    first submission's. `wake` says that nobody has woken the workers of `lane` yet: call
-    `JobStore.send_wake(lane)`; forgetting it costs at most a few seconds, never the job. `job` is the job as
+    first submission's. `wake` says that nobody has woken the workers of `lane` yet: send
+    them a wake-up; forgetting it costs at most a few seconds, never the job. `job` is the job as
     it was just written, or None where it has to be read.
     """
 

@@ -74,7 +74,10 @@ class Reaped:
 
 
 class TurnStore:
-    """Every method is atomic and may safely be sent twice; raises StorageUnavailable when its patience ends."""
+    """Raises StorageUnavailable when its patience ends.
+
+    A script that was sent and not answered is sent again, so each does no more the second time than the first.
+    """
 
     def __init__(self, client: Client, settings: Settings, worker: str) -> None:
         self._client = client

@@ -1,6 +1,7 @@
 """Work beside the responses: the sweep goes on whatever happens, and what was started gets time to end."""
 
 import asyncio
+import queue
 
 import pytest
 
@@ -22,13 +23,16 @@ class Store:
         if self.troubles:
             raise self.troubles.pop(0)
         self.worked.set()
+        return ["offline"]
 
 
 async def test_the_sweep_outlives_its_own_failures(monkeypatch):
     monkeypatch.setattr(background, "SWEEP_EVERY_S", 0.001)
     store = Store()
-    async with Background(store):
+    woken = queue.SimpleQueue()
+    async with Background(store, woken.put):
         await asyncio.wait_for(store.worked.wait(), 5)
+    assert woken.get(timeout=5) == "offline"
 
 
 async def test_what_was_started_ends_before_the_process_does_unless_it_hangs(monkeypatch):
@@ -39,7 +43,7 @@ async def test_what_was_started_ends_before_the_process_does_unless_it_hangs(mon
         await asyncio.sleep(0.01)
         ended.append("quick")
 
-    async with Background(Store()) as beside:
+    async with Background(Store(), print) as beside:
         beside.start(quick())
         beside.start(asyncio.sleep(3600))
     assert ended == ["quick"]

@@ -25,6 +25,7 @@ LAW: dict[str, tuple[set[str], set[str]]] = {
 }
 # folder of the shared room -> what else of the shared room it may import; nobody below imports what stands above
 FOLDERS = {
+    "store": {"errors", "questions", "redis_url", "schemas", "settings"},
     "webhooks": {"errors", "logs", "schemas", "settings", "store"},
 }
 SHARED_FOR_MODEL = {"d3serve.errors", "d3serve.questions", "d3serve.schemas"}

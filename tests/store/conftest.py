@@ -79,7 +79,6 @@ class Table:
     settings: Settings
     jobs: JobStore
     redis: redis.Redis
-    wakes: list
 
     def worker(self, name="worker-1", **changes):
         return TurnStore(self.redis, self.settings.model_copy(update=changes), name)
@@ -132,7 +131,6 @@ async def table(request, broker_urls, sabotage):  # noqa: ARG001 # breaks the sc
         sync = redis.Redis.from_url(settings.redis_url, decode_responses=True)
         client = redis.asyncio.Redis.from_url(settings.redis_url, decode_responses=True)
         sync.flushall()
-    wakes = []
-    async with JobStore(client, settings, wakes.append) as jobs:
-        yield Table(settings, jobs, sync, wakes)
+    async with JobStore(client, settings) as jobs:
+        yield Table(settings, jobs, sync)
     sync.close()

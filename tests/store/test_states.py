@@ -51,7 +51,7 @@ async def shelf(table, tmp_path, make_request):
     root = tmp_path / "states"
     settings = table.settings.model_copy(update={"state_dir": root})
     Shelf.make_request = staticmethod(make_request)
-    async with JobStore(table.jobs._client, settings, table.wakes.append) as jobs:
+    async with JobStore(table.jobs._client, settings) as jobs:
         yield Shelf(table, jobs, root)
 
 

@@ -20,6 +20,7 @@ from d3serve.store.connect import open_sync
 from d3serve.store.jobs import JobStore
 from d3serve.store.keys import Keys
 from d3serve.up.broker import EmbeddedBroker
+from d3serve.wake.celery_app import Waker
 
 RUN = (
     "import sys; from d3serve.settings import Settings; from d3serve.worker.main import worker_main;"
@@ -120,7 +121,7 @@ class Service:
         request = DecisionRequest(model="fake", state=state, questions=asked, job=JobOptions(**options))
         submitted = await self.jobs.submit(request, tenant=tenant)
         if wake and submitted.wake:
-            await self.jobs.send_wake(submitted.lane)
+            await asyncio.to_thread(self.send_wake, submitted.lane)
         return submitted.job_id
 
     async def finish(self, job_id, timeout_s=30):
@@ -195,7 +196,9 @@ async def service(redis_url, tmp_path):
     settings = Settings(redis_url=redis_url, lease_s=LEASE_S)
     async with JobStore.open(settings) as jobs:
         service = Service(settings, jobs, tmp_path)
+        service.send_wake = Waker(settings)
         yield service
         for worker in service.workers:
             worker.kill()
         service.redis.close()
+        service.send_wake.close()

@@ -15,7 +15,7 @@ async def test_a_tenants_backlog_leaves_another_its_turn(service):
     quiet = await service.submit("alone", tenant="quiet", wake=False)
     service.start_worker("state_ms=40&question_ms=1", max_batch_questions=20)
     await service.ready()
-    await service.jobs.send_wake("interactive")
+    await asyncio.to_thread(service.send_wake, "interactive")
     assert (await service.jobs.wait(quiet, "quiet", 30)).status == "succeeded"
     done = sum([(await service.jobs.get(job_id, "flood")).done for job_id in flood])
     assert done < len(flood) / 3

@@ -1,5 +1,6 @@
 """A real worker on a real broker: what a turn does for the jobs it claims."""
 
+import asyncio
 import json
 
 import pytest
@@ -77,7 +78,7 @@ async def test_partial_answers_name_the_questions_that_have_none(service):
         options = JobOptions(on_question_error=mode)
         request = DecisionRequest(model="fake", state="s", questions=questions, job=options)
         submitted = await service.jobs.submit(request, tenant="me")
-        await service.jobs.send_wake(submitted.lane)
+        await asyncio.to_thread(service.send_wake, submitted.lane)
         results[mode] = await service.finish(submitted.job_id)
         if mode == "partial":
             answers = json.loads(await service.jobs.result(submitted.job_id, "me"))["answers"]

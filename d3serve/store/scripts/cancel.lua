@@ -1,6 +1,6 @@
 -- CANCEL: end a queued or running job at once. ARGV: id, tenant. Answers 1 if it did, 0 if it was done, -1 if unknown.
 local id = ARGV[1]
-drain()
+write_when_full()
 local j = read(id, 'status', 'tenant', 'group')
 if j.tenant ~= ARGV[2] then
   return -1

@@ -245,7 +245,7 @@ local function fill(lane, crew)
   end
 end
 
-drain()
+write_when_full()
 local hops = 1
 for _, lane in ipairs(beside and {} or LANES) do -- beside a long turn nobody has come for a wake-up
   hops = math.max(hops, tonumber(redis.call('GET', K('wake', lane)) or 1))

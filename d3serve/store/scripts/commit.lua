@@ -11,7 +11,7 @@ if not mine and not (open and refusal == '1') then
 elseif not open then
   return (j.status == status) and 1 or 0
 end
-drain()
+write_when_full()
 if not mine then
   if j.status == 'queued' then
     dequeue(id)

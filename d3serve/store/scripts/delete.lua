@@ -1,7 +1,7 @@
 -- DELETE: erase a job that is not running, and what its webhook deliveries hold; its tombstone stays.
 -- Of a job that has expired the deliveries are left to erase. ARGV: id, tenant. Answers {1}, {-1} or {0, status}.
 local id = ARGV[1]
-drain()
+write_when_full()
 local j = read(id, 'status', 'tenant', 'group', 'tomb_ms', 'kept', 'idem')
 if j.tenant ~= ARGV[2] then
   local owner = string.match(redis.call('GET', K('gone', id)) or '', '^%S+ (.*)$')

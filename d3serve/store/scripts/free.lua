@@ -1,6 +1,6 @@
 -- FREE: end a lease. ARGV: lease, 'lost'|'back'|'alone' (back, and never again beside a long turn), worker, warm_ttl_ms, group ... whose state stays in its cache.
 -- Answers {jobs back, jobs that ended, {lanes to wake}}; {-1, 0, {}} when it had ended before.
-drain()
+write_when_full()
 for i = 5, #ARGV do
   redis.call('SET', K('warm', ARGV[i]), ARGV[3], 'PX', ARGV[4])
 end

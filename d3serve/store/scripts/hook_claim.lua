@@ -2,7 +2,7 @@
 -- Every tenant that has some gets an equal share, who was served last comes last. ARGV: how many, lease_ms.
 -- Answers their ids.
 local now, most = now_ms(), tonumber(ARGV[1])
-drain()
+write_when_full()
 
 -- What an earlier version left: '<job id>:<event>', told as its job is now.
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', K('hooks_due'), '-inf', int(now), 'LIMIT', 0, most)) do

@@ -3,7 +3,7 @@
 -- Answers 1; 0 when it is no longer in that state (erased, settled by another), or is to be sent and has no text.
 local id, was, state, due = unpack(ARGV, 1, 4)
 local row = K('delivery', id)
-drain()
+write_when_full()
 if redis.call('HGET', row, 'state') ~= was or (state == 'pending' and redis.call('EXISTS', K('told', id)) == 0) then
   return 0
 end

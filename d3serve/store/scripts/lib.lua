@@ -24,7 +24,7 @@ end
 
 -- Redis refuses a script's first write when memory is full, but lets a script that has written go on.
 -- A full queue must still be able to empty, so the scripts that empty it begin with a write that takes none.
-local function drain()
+local function write_when_full()
   redis.call('DEL', K('own'))
 end
 

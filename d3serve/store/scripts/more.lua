@@ -34,7 +34,7 @@ local function join(group)
   return taken
 end
 
-drain()
+write_when_full()
 if redis.call('EXISTS', K('lease', lease)) == 0 then
   return answer
 end

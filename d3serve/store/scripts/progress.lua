@@ -2,7 +2,7 @@
 -- Answers the ids that are still the lease's:
 -- a job that was canceled, has expired or went to another worker is missing and needs no more work.
 local mine = {}
-drain()
+write_when_full()
 redis.call('HDEL', K('lease', ARGV[1]), 'waits')
 for i = 3, #ARGV do
   local id = ARGV[i]

@@ -9,7 +9,7 @@ local function wake(lane)
     wakes[#wakes + 1] = lane
   end
 end
-drain()
+write_when_full()
 -- A clock that was set back would let a dead worker's lease run on by as much.
 local leases = redis.call('ZRANGE', K('leases'), 0, -1, 'WITHSCORES')
 for i = 1, #leases, 2 do

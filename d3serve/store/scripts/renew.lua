@@ -2,6 +2,6 @@
 if redis.call('EXISTS', K('lease', ARGV[1])) == 0 then
   return 0
 end
-drain()
+write_when_full()
 redis.call('ZADD', K('leases'), int(now_ms() + ARGV[2]), ARGV[1])
 return 1

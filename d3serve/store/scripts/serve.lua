@@ -6,6 +6,6 @@ for _, other in ipairs(redis.call('ZRANGEBYSCORE', K('workers'), int(now_ms()), 
     return {other, said[1]}
   end
 end
-drain()
+write_when_full()
 say(ARGV[1], ARGV[2], 'serves', unpack(ARGV, 3))
 return {}

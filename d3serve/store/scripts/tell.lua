@@ -1,3 +1,3 @@
 -- TELL: a worker says how it is, and so that it is alive. ARGV: worker, ttl_ms, field, value ...
-drain()
+write_when_full()
 say(ARGV[1], ARGV[2], unpack(ARGV, 3))
