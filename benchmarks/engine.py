@@ -70,7 +70,7 @@ class Bench:
         )  # fmt: skip
         return DecisionEngine(
             EngineParts(
-                info=info, config=config, tokenizer=cast("Any", None),
+                info=info, config=config, format=cast("Any", None),
                 backbone=Backbone(g, self.weights, pools, mlp_rows=MLP_ROWS), cache=cache,
                 plan=MemoryPlan(rows, slots, LONGEST_PASS),
             )

@@ -17,10 +17,11 @@ from d3serve.model.host_tier import HostTier
 from d3serve.model.hub import LocatedPackage, locate
 from d3serve.model.package import Package, open_package
 from d3serve.model.placement import Device, Dtype, place
+from d3serve.model.prompt import PromptFormat
 from d3serve.model.random_weights import random_weights
-from d3serve.model.remote_format import RemoteFormat, load_prompts
+from d3serve.model.remote_format import choose_format
 from d3serve.model.state_cache import StateCache
-from d3serve.model.tokenizer import PromptTokenizer, SpecialTokens
+from d3serve.model.tokenizer import SpecialTokens
 from d3serve.model.weights import Weights, to_float8
 from d3serve.schemas import ModelInfo
 
@@ -49,7 +50,7 @@ class EngineParts:
 
     info: ModelInfo
     config: DecisionConfig
-    tokenizer: PromptTokenizer | RemoteFormat
+    format: PromptFormat
     backbone: Backbone
     cache: StateCache
     plan: MemoryPlan
@@ -74,7 +75,7 @@ def assemble(model: str, options: LoadOptions) -> EngineParts:
     device, dtype = place(options.get("device"), options.get("dtype"), quantization)
     located = locate(model, options.get("revision"), with_code=with_code)
     package = open_package(located.folder, any_layout=with_code)
-    tokenizer = load_prompts(package, special_tokens)
+    prompt_format = choose_format(package, special_tokens)
     geometry, shares_state = package.geometry, package.decision.shares_state
     with watched(device):
         weights = read_or_draw_weights(package, device, dtype, load_format, quantization)
@@ -86,7 +87,7 @@ def assemble(model: str, options: LoadOptions) -> EngineParts:
     return EngineParts(
         info=describe(located, package, dtype, device, read_as),
         config=package.decision,
-        tokenizer=tokenizer,
+        format=prompt_format,
         backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS),
         cache=make_state_cache(geometry, plan, pools, options.get("state_cache_host_bytes", 0)),
         plan=plan,

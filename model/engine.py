@@ -20,16 +20,12 @@ from d3serve.model.pace import Pace
 from d3serve.model.passes import Batch, DecidedJob, Pass, PinnedPass, PreparedJob
 from d3serve.model.plan import PassRows, plan_rows
 from d3serve.model.prompt import (
-    Prompts,
     Tokens,
-    build_prompts,
     check_length,
-    question_texts,
     sift,
     state_text,
 )
 from d3serve.model.readout import read_probabilities
-from d3serve.model.remote_format import RemoteFormat
 from d3serve.model.state_cache import CacheStats
 from d3serve.questions import NoulQuestion, Question
 
@@ -56,7 +52,7 @@ class DecisionEngine:
         self._plan = plan
         self._suspended = False  # whether a long pass waits between two steps
         self._config = parts.config
-        self._tokenizer = parts.tokenizer
+        self._format = parts.format
         self._shape = backbone.attention_shape(causal=parts.config.attention_mode == "causal")
         self._graphs = GraphCache(backbone) if backbone.pools.k.is_cuda else None
 
@@ -108,7 +104,7 @@ class DecisionEngine:
         asked, refused = sift(
             questions, lambda name: self._check_question(name, questions[name], limit), partial
         )
-        prompts = self._prompts(state, asked)
+        prompts = self._format.build(state, asked)
         lengths = dict(zip(asked, prompts.lengths, strict=True))
         fitting, too_long = sift(asked, lambda name: check_length(name, lengths[name], limit), partial)
         prompts = prompts.only([name in fitting for name in asked])
@@ -125,7 +121,7 @@ class DecisionEngine:
 
     def _check_state(self, state: JsonValue, limit: int) -> None:
         text = state_text(state)
-        if (least := self._tokenizer.floor.over(limit, text)) is not None:
+        if (least := self._format.floor.over(limit, text)) is not None:
             raise MaxTokensExceeded(
                 f"the state has at least {least} tokens, over the limit of {limit}",
                 field="state",
@@ -133,16 +129,9 @@ class DecisionEngine:
             )
 
     def _check_question(self, name: str, question: Question, limit: int) -> None:
-        instructions, options = question_texts(name, question, self._config.codes)
-        if isinstance(self._tokenizer, RemoteFormat):
-            self._tokenizer.check(name, question)
-        if (least := self._tokenizer.floor.over(limit, "\n".join((instructions, *options)))) is not None:
+        instructions, options = self._format.texts(name, question)
+        if (least := self._format.floor.over(limit, "\n".join((instructions, *options)))) is not None:
             check_length(name, least, limit)
-
-    def _prompts(self, state: JsonValue, questions: Mapping[str, Question]) -> Prompts:
-        if isinstance(self._tokenizer, RemoteFormat):
-            return self._tokenizer.build(state, questions)
-        return build_prompts(self._tokenizer, self._config.codes, state, questions)
 
     def _state_key(self, state: Tokens, salt: str) -> str:
         digest = hashlib.sha256()

@@ -9,12 +9,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from d3serve.errors import D3ServeError, InvalidQuestion, InvalidRequest, MaxTokensExceeded, TooManyOptions
+from d3serve.model.token_floor import TokenFloor
 from d3serve.model.tokenizer import Encoded, PromptTokenizer
 from d3serve.questions import Question, value_text
 
@@ -177,6 +179,36 @@ def build_prompts(
         state=np.array(first.ids[:size], dtype=np.int32),
         questions=tuple(np.array(block, dtype=np.int32) for block in blocks),
     )
+
+
+class PromptFormat(Protocol):
+    """Renders and tokenizes prompts of one layout: what an engine asks of it."""
+
+    floor: TokenFloor
+
+    def texts(self, name: str, question: Question) -> tuple[str, list[str]]:
+        """Render a question's instructions and options; refuse what cannot be asked of any state."""
+
+    def build(self, state: JsonValue, questions: Mapping[str, Question]) -> Prompts:
+        """Render, tokenize and split the prompts of questions that `texts` has taken."""
+
+
+class PublicFormat:
+    """The layout that is publicly described."""
+
+    def __init__(self, tokenizer: PromptTokenizer, codes: Sequence[str]) -> None:
+        """Render with `codes` before the options."""
+        self.tokenizer = tokenizer
+        self.floor = tokenizer.floor
+        self._codes = codes
+
+    def texts(self, name: str, question: Question) -> tuple[str, list[str]]:
+        """As `question_texts`."""
+        return question_texts(name, question, self._codes)
+
+    def build(self, state: JsonValue, questions: Mapping[str, Question]) -> Prompts:
+        """As `build_prompts`."""
+        return build_prompts(self.tokenizer, self._codes, state, questions)
 
 
 def _own_block(tokenizer: PromptTokenizer, head: str, tail: str, state: list[int]) -> list[int]:

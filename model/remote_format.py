@@ -19,10 +19,9 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from d3serve.errors import InvalidCheckpoint, InvalidQuestion, InvalidRequest
 from d3serve.model.package import Package
-from d3serve.model.prompt import Prompts, Tokens, question_texts, state_text
+from d3serve.model.prompt import PromptFormat, Prompts, PublicFormat, Tokens, question_texts, state_text
 from d3serve.model.token_floor import TokenFloor
 from d3serve.model.tokenizer import (
-    PromptTokenizer,
     SpecialTokens,
     load_tokenizer,
     transformers_tokenizer,
@@ -37,14 +36,14 @@ PROBES: Mapping[str, Question] = {
 }
 
 
-def load_prompts(package: Package, special_tokens: SpecialTokens) -> "PromptTokenizer | RemoteFormat":
+def choose_format(package: Package, special_tokens: SpecialTokens) -> PromptFormat:
     """Build what renders and tokenizes a package's prompts: ours, or its own for a layout that is not ours.
 
     Raises:
         InvalidCheckpoint: as `load_tokenizer`, or as `RemoteFormat`.
     """
     if package.decision.prompt_layout is None:
-        return load_tokenizer(package, special_tokens)
+        return PublicFormat(load_tokenizer(package, special_tokens), package.decision.codes)
     return RemoteFormat(
         package.folder, transformers_tokenizer(package), package.decision.codes, special_tokens
     )
@@ -82,7 +81,7 @@ class RemoteFormat:
         self.shares_state = len(leads) == 1
 
     def build(self, state: JsonValue, questions: Mapping[str, Question]) -> Prompts:
-        """Render, tokenize and split each question's prompt; the questions have passed `check`.
+        """Render, tokenize and split each question's prompt; the questions have passed `texts`.
 
         Raises:
             InvalidRequest: the state is no JSON or no Unicode text, or holds a control token.
@@ -99,17 +98,18 @@ class RemoteFormat:
             return Prompts(states[0], tuple(blocks))
         return Prompts(states[0][:0], tuple(blocks), own_states=tuple(states))
 
-    def check(self, name: str, question: Question) -> None:
-        """Refuse a question that cannot be asked of any state.
+    def texts(self, name: str, question: Question) -> tuple[str, list[str]]:
+        """Render instructions and options, as far as any layout must; refuse what cannot be asked of any state.
 
         Raises:
             InvalidQuestion: it holds a control token, or no layout could ask it; `field` names it.
         """
-        question_texts(name, question, self._codes)
+        texts = question_texts(name, question, self._codes)
         refusal = InvalidQuestion(
             f"question {name!r} holds a control token of this model", field=f"questions.{name}"
         )
         self._check(question.model_dump_json(), refusal)
+        return texts
 
     def _split(self, name: str, question: Question, state: JsonValue, text: str) -> tuple[Tokens, Tokens]:
         field = f"questions.{name}"

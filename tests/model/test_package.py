@@ -54,7 +54,7 @@ def test_a_damaged_description_is_refused_before_anything_is_built(
 ):
     package = checkpoint_tool.write_checkpoint(tmp_path, checkpoint_tool.Variant(shards=2))
     (package / name).write_bytes(b"\x00{]")
-    monkeypatch.setattr("d3serve.model.assembly.load_prompts", None)  # nothing may come so far
+    monkeypatch.setattr("d3serve.model.assembly.choose_format", None)  # nothing may come so far
     for use in (lambda: open_package(package), lambda: DecisionEngine.load(str(package), device="cpu")):
         with pytest.raises(InvalidCheckpoint, match=f"^{name} cannot be read: ") as refused:
             use()

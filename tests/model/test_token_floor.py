@@ -32,8 +32,8 @@ def engine(tiny_checkpoint):
     )
 )
 def test_no_text_has_fewer_tokens_than_its_floor(engine, text):
-    encoded = engine._tokenizer.encode(text)
-    assert engine._tokenizer.floor.of(text) <= len(encoded.ids)
+    encoded = engine._format.tokenizer.encode(text)
+    assert engine._format.tokenizer.floor.of(text) <= len(encoded.ids)
 
 
 @pytest.mark.parametrize("unit", ["é", "word ", " ", "=", "数", "x1\n"])
@@ -70,7 +70,7 @@ def test_encoding_lets_the_thread_that_keeps_the_lease_run(engine):
 
     ticking = threading.Thread(target=tick)
     ticking.start()
-    engine._tokenizer._encode(engine._tokenizer._plain, text)
+    engine._format.tokenizer._encode(engine._format.tokenizer._plain, text)
     ended = time.monotonic()
     done.set()
     ticking.join()
