@@ -91,7 +91,10 @@ def not_modified(response: JSON, if_none_match: str | None) -> Response:
     response.headers["ETag"] = tag
     response.headers["Cache-Control"] = "private, no-cache"  # to be kept by its client, and asked for again
     known = [one.strip().removeprefix("W/") for one in (if_none_match or "").split(",")]
-    return Response(status_code=304, headers=dict(response.headers)) if tag in known else response
+    if tag not in known:
+        return response
+    about_no_body = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+    return Response(status_code=304, headers=about_no_body)
 
 
 def jobs_page(page: RecordPage) -> dict[str, Any]:
