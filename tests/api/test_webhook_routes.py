@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from d3serve.api import webhooks
+from d3serve.api import webhook_checks
 from d3serve.api_keys import PUBLIC_TENANT
 from d3serve.webhooks.outbox import Try
 from d3serve.webhooks.sender import after
@@ -95,7 +95,7 @@ async def test_a_name_is_accepted_whatever_it_leads_to(host, client):
 
 async def test_a_tenant_whose_receivers_take_nothing_may_not_fill_the_server(client, monkeypatch, app):
     hooked = BODY | {"job": {"webhook": {"url": URL}}}
-    monkeypatch.setattr(webhooks, "MAX_OPEN_BYTES", 2**20)
+    monkeypatch.setattr(webhook_checks, "MAX_OPEN_BYTES", 2**20)
     await app.state.parts.hooks.open_delivery(PUBLIC_TENANT, "job.failed", URL, None, "x" * 2**20)
     refused = await client.post("/v1/jobs", json=hooked)
     assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
@@ -176,7 +176,7 @@ async def test_what_is_no_longer_kept_cannot_be_sent_again(client, app):
 
 @pytest.mark.parametrize("kind", ["test", "redeliver"])
 async def test_a_caller_aims_only_so_many_requests_a_minute_at_a_receiver(kind, client, app, monkeypatch):
-    monkeypatch.setattr(webhooks, "SENDINGS_PER_MINUTE", 3)
+    monkeypatch.setattr(webhook_checks, "SENDINGS_PER_MINUTE", 3)
     endpoint = (await client.post("/v1/webhook-endpoints", json={"url": URL})).json()
     made = await app.state.parts.hooks.open_delivery(PUBLIC_TENANT, "job.failed", URL, None, "{}")
     path = {
