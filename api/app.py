@@ -55,6 +55,7 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
         version=__version__,
         lifespan=lifespan,
         redirect_slashes=False,  # the stock SDK follows no redirect
+        generate_unique_id_function=lambda route: route.name,  # what a generated client calls it
         docs_url=None,  # both pages load scripts from elsewhere
         redoc_url=None,
     )

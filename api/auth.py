@@ -1,11 +1,11 @@
 """Who calls, what it may do, and how often: API keys, scopes, rate limits."""
 
 import math
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from fastapi import Depends, Request
+from fastapi import Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
 from d3serve.api.budget import BodyBytes
 from d3serve.api.dependencies import Parts, TheParts
@@ -13,6 +13,12 @@ from d3serve.api_keys import ALL_SCOPES, PUBLIC_TENANT, ApiKey, Scope
 from d3serve.errors import Forbidden, RateLimited, Unauthorized
 
 WINDOW_S: Final = 60
+_BEARER: Final = HTTPBearer(
+    auto_error=False,  # its refusal is none of ours
+    scheme_name="ApiKey",
+    description="Where the server has API keys: one that `d3serve new-key` printed.",
+)
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 
 @dataclass(frozen=True)
@@ -45,40 +51,36 @@ class Allowance:
         }
 
 
-def _identify(request: Request, parts: Parts) -> Caller:
+def _identify(request: Request, parts: Parts, sent: HTTPAuthorizationCredentials | None) -> Caller:
     if parts.keys is None:
         address = request.client.host if request.client else ""
         return Caller(address, PUBLIC_TENANT, frozenset(ALL_SCOPES), None)
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not key.strip():
+    if sent is None:
         raise Unauthorized("an API key is needed: send it as `Authorization: Bearer <key>`")
-    found = parts.keys.identify(key.strip())
+    found = parts.keys.identify(sent.credentials)
     rate = found.requests_per_minute or parts.settings.requests_per_minute
     return Caller(found.id, found.tenant, frozenset(found.scopes), rate, found)
 
 
-def requires(scope: Scope) -> Callable[[Request, TheParts], Awaitable[str]]:
-    """A dependency that admits callers with `scope`, within their rate, and gives their tenant."""
-
-    async def admit(request: Request, parts: TheParts) -> str:
-        caller = _identify(request, parts)
-        request.state.key_id = caller.key.id if caller.key else ""
-        request.state.scopes = caller.scopes
+async def admit(request: Request, parts: TheParts, sent: Credentials, wanted: SecurityScopes) -> str:
+    """Admit callers with the scopes of the route, within their rate; their tenant."""
+    caller = _identify(request, parts, sent)
+    request.state.key_id = caller.key.id if caller.key else ""
+    request.state.scopes = caller.scopes
+    for scope in wanted.scopes:
         if scope not in caller.scopes:
             raise Forbidden(f"this API key lacks the scope {scope}")
-        if caller.requests_per_minute is not None:
-            count, left_s = await parts.store.count_request(caller.name, WINDOW_S)
-            remaining, resets = max(0, caller.requests_per_minute - count), math.ceil(left_s)
-            request.state.allowance = Allowance(caller.requests_per_minute, remaining, resets)
-            if count > caller.requests_per_minute:
-                raise RateLimited(
-                    f"more than {caller.requests_per_minute} requests a minute",
-                    details={"retry_after_s": resets},
-                )
-        _begin(request, parts, caller)
-        return caller.tenant
-
-    return admit
+    if caller.requests_per_minute is not None:
+        count, left_s = await parts.store.count_request(caller.name, WINDOW_S)
+        remaining, resets = max(0, caller.requests_per_minute - count), math.ceil(left_s)
+        request.state.allowance = Allowance(caller.requests_per_minute, remaining, resets)
+        if count > caller.requests_per_minute:
+            raise RateLimited(
+                f"more than {caller.requests_per_minute} requests a minute",
+                details={"retry_after_s": resets},
+            )
+    _begin(request, parts, caller)
+    return caller.tenant
 
 
 def _begin(request: Request, parts: Parts, caller: Caller) -> None:
@@ -94,7 +96,7 @@ def _begin(request: Request, parts: Parts, caller: Caller) -> None:
     state.at_end.callback(state.body_bytes.give_back)
 
 
-Reader = Annotated[str, Depends(requires("jobs:read"))]
-Writer = Annotated[str, Depends(requires("jobs:write"))]
-HookOwner = Annotated[str, Depends(requires("webhooks"))]
-Admin = Annotated[str, Depends(requires("admin"))]
+Reader = Annotated[str, Security(admit, scopes=["jobs:read"])]
+Writer = Annotated[str, Security(admit, scopes=["jobs:write"])]
+HookOwner = Annotated[str, Security(admit, scopes=["webhooks"])]
+Admin = Annotated[str, Security(admit, scopes=["admin"])]

@@ -4,74 +4,22 @@ Media are refused. A list of messages stays the list that it is: the model reads
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
 from d3serve.api.media_parts import media_parts
-from d3serve.api.validation import Findings, check_request
-from d3serve.questions import MAX_LEVELS, MAX_OPTIONS
+from d3serve.api.openai_models import ChoiceAsked, OpenAIDecisionRequest, QuestionAsked, ScoreAsked
+from d3serve.api.validation import MAX_FIELDS, Findings, Path, check_request, finding_of
+from d3serve.errors import InvalidRequest
 from d3serve.schemas import DecisionRequest
 from d3serve.settings import Settings
-from d3serve.text.wording import shown
+from d3serve.text.wording import TOLD, shown
 
-FIELDS: Final = (
-    "model",
-    "input",
-    "questions",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "safety_identifier",
-)
-QUESTION_FIELDS: Final[Mapping[str, frozenset[str]]] = {
-    "predicate": frozenset({"type", "name", "instructions"}),
-    "choice": frozenset({"type", "name", "instructions", "choices"}),
-    "score": frozenset({"type", "name", "instructions", "levels"}),
-}
-_INSTRUCTIONS: Final = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
-
-
-def _question_schema(kind: str, entries: str, entry: Mapping[str, Any], most: int) -> dict[str, Any]:
-    listed = {"type": "array", "items": entry, "minItems": 2, "maxItems": most}
-    return {
-        "type": "object",
-        "required": ["type", "instructions", entries],
-        "properties": {
-            "type": {"const": kind}, "name": {"type": "string"}, "instructions": _INSTRUCTIONS, entries: listed,
-        },
-    }  # fmt: skip
-
-
-_VALUE: Final = {
-    "type": "object",
-    "required": ["value"],
-    "properties": {"value": {"type": ["string", "boolean"]}},
-}
-_LABEL: Final = {"type": "object", "required": ["label"], "properties": {"label": {"type": "string"}}}
-SCHEMA: Final = {
-    "title": "OpenAIDecisionRequest",
-    "type": "object",
-    "required": ["model", "input", "questions"],
-    "properties": {
-        "model": {"type": "string"},
-        "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-        "questions": {
-            "type": "array",
-            "minItems": 1,
-            "items": {
-                "anyOf": [
-                    {
-                        "type": "object",
-                        "required": ["type", "instructions"],
-                        "properties": {"type": {"const": "predicate"}, "instructions": _INSTRUCTIONS},
-                    },
-                    _question_schema("choice", "choices", _VALUE, MAX_OPTIONS),
-                    _question_schema("score", "levels", _LABEL, MAX_LEVELS),
-                ]
-            },
-        },
-    },
-}
+_ENTRIES: Final = ("choices", "levels")
 
 
 def is_openai(payload: Mapping[str, Any]) -> bool:
@@ -86,99 +34,109 @@ def to_system_one(payload: Mapping[str, Any], settings: Settings) -> DecisionReq
         InvalidRequest: or a subclass, as `check_request` does.
     """
     findings = Findings()
-    for name in payload:
-        if name not in FIELDS:
-            findings.add(
-                "invalid_request", (name,), f"is not a field of a request; there are {', '.join(FIELDS)}"
-            )
-    state = payload["input"]
-    if not isinstance(state, str | list):
-        findings.add("invalid_request", ("input",), f"must be a string or a list, not {shown(state)}")
-    for told in media_parts(state, messages=True):
-        findings.add("unsupported_modality", ("input",), told)
+    _check_sizes(payload, settings, findings)
+    findings.raise_if_any()
+    _check_media(payload, findings)
+    asked = _validated(payload, findings)
+    findings.raise_if_any()
+    if asked is None:
+        raise InvalidRequest("the body is not valid")
+    questions = {
+        str(place): _system_one(question, ("questions", place), findings)
+        for place, question in enumerate(asked.questions)
+    }
+    findings.raise_if_any()
+    return check_request({"model": asked.model, "state": asked.input, "questions": questions}, settings)
+
+
+def _check_sizes(payload: Mapping[str, Any], settings: Settings, findings: Findings) -> None:
+    """Bound what pydantic may report on."""
     questions = payload.get("questions")
-    if not isinstance(questions, list) or not questions:
-        findings.add(
-            "invalid_request",
-            ("questions",),
-            f"must be a list with at least one question, not {shown(questions)}",
-        )
-        questions = []
-    if len(questions) > (most := settings.max_questions_per_job):
+    if isinstance(questions, list) and len(questions) > (most := settings.max_questions_per_job):
         told = f"holds {len(questions)} questions; a job may hold {most}"
         findings.add("too_many_questions", ("questions",), told)
-        questions = []
-    mapped = {str(place): _question(raw, place, findings) for place, raw in enumerate(questions)}
-    findings.raise_if_any()
-    request = {"model": payload.get("model"), "state": state, "questions": mapped}
-    return check_request(request, settings)
+        return
+    for path, named in _named_objects(payload):
+        if len(named) > MAX_FIELDS:
+            code = "invalid_question" if path else "invalid_request"
+            findings.add(code, path, f"holds {len(named)} fields, more than any object here has")
 
 
-def _question(raw: Any, place: int, findings: Findings) -> dict[str, Any]:
-    path = ("questions", place)
-    if not isinstance(raw, dict) or raw.get("type") not in QUESTION_FIELDS:
-        found = shown(raw.get("type")) if isinstance(raw, dict) else shown(raw)
-        findings.add("invalid_question", path, f"must be a predicate, a choice or a score, not {found}")
-        return {}
-    for name in raw.keys() - QUESTION_FIELDS[raw["type"]]:
-        findings.add("invalid_question", (*path, name), "is not a field here: check its spelling")
-    if not isinstance(raw.get("name"), str | None):
-        findings.add("invalid_question", (*path, "name"), f"must be a string, not {shown(raw['name'])}")
-    instructions = raw.get("instructions")
-    for told in media_parts(instructions, messages=True):
-        findings.add("unsupported_modality", path, told)
-    question: dict[str, Any] = {"instructions": _text(instructions)}
-    match raw["type"]:
-        case "predicate":
-            return {"type": "noul", **question}
-        case "choice":
-            return {"type": "choice", **question, "criteria": _criteria(raw, path, findings)}
+def _named_objects(payload: Mapping[str, Any]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """The objects that have fields of ours: the request, its questions, their choices and levels."""
+    yield (), payload
+    for path, question in _questions(payload):
+        yield path, question
+        for field in _ENTRIES:
+            entries = question.get(field)
+            for place, entry in enumerate(entries if isinstance(entries, list) else ()):
+                if isinstance(entry, dict):
+                    yield (*path, field, place), entry
+
+
+def _questions(payload: Mapping[str, Any]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    questions = payload.get("questions")
+    for place, question in enumerate(questions if isinstance(questions, list) else ()):
+        if isinstance(question, dict):
+            yield ("questions", place), question
+
+
+def _check_media(payload: Mapping[str, Any], findings: Findings) -> None:
+    for told in media_parts(payload["input"], messages=True):
+        findings.add("unsupported_modality", ("input",), told)
+    for path, question in _questions(payload):
+        for told in media_parts(question.get("instructions"), messages=True):
+            findings.add("unsupported_modality", path, told)
+
+
+def _validated(payload: Mapping[str, Any], findings: Findings) -> OpenAIDecisionRequest | None:
+    try:
+        return OpenAIDecisionRequest.model_validate(payload)
+    except ValidationError as error:
+        for one in error.errors(include_url=False):
+            findings.add(*_finding(one))
+        return None
+
+
+def _finding(error: ErrorDetails) -> tuple[str, Path, str]:
+    """One pydantic error in our words, at the place that the client wrote."""
+    match error["loc"]:
+        case ("questions", int() as place):  # no question at all, or of no type that there is
+            found = error["input"].get("type") if isinstance(error["input"], dict) else error["input"]
+            told = f"must be a predicate, a choice or a score, not {shown(found)}"
+            return "invalid_question", ("questions", place), told
+        case ("questions", int() as place, _, *rest):  # pydantic names the type here
+            if error["type"] == TOLD and rest[0] in _ENTRIES:
+                rest = rest[:1]
+            return finding_of(error, ("questions", place, *rest), "invalid_question")
+        case (str() as name,) if error["type"] == "extra_forbidden":
+            known = ", ".join(OpenAIDecisionRequest.model_fields)
+            return "invalid_request", (name,), f"is not a field of a request; there are {known}"
+        case path:
+            return finding_of(error, path, "invalid_request")
+
+
+def _system_one(asked: QuestionAsked, path: Path, findings: Findings) -> dict[str, Any]:
+    """A question in System One's terms."""
+    instructions = _text(asked.instructions)
+    match asked:
+        case ChoiceAsked():
+            criteria: dict[str, str | None] = {}
+            for choice in asked.choices:
+                name = option_name(choice.value)
+                if name in criteria:
+                    told = f"has two options that both read {shown(name)}"
+                    findings.add("invalid_question", (*path, "choices"), told)
+                criteria[name] = choice.description
+            return {"type": "choice", "instructions": instructions, "criteria": criteria}
+        case ScoreAsked():
+            levels = [
+                f"{level.label}: {level.description}" if level.description else level.label
+                for level in asked.levels
+            ]
+            return {"type": "score", "instructions": instructions, "criteria": levels}
         case _:
-            return {"type": "score", **question, "criteria": _levels(raw, path, findings)}
-
-
-def _criteria(raw: Mapping[str, Any], path: tuple[str | int, ...], findings: Findings) -> dict[str, Any]:
-    criteria: dict[str, Any] = {}
-    for choice in _entries(raw, "choices", path, findings):
-        value = choice.get("value")
-        if not isinstance(value, str | bool):
-            findings.add(
-                "invalid_question",
-                (*path, "choices"),
-                f"has a value {shown(value)}; a value is text or a bool",
-            )
-            continue
-        if option_name(value) in criteria:
-            findings.add(
-                "invalid_question",
-                (*path, "choices"),
-                f"has two options that both read {shown(option_name(value))}",
-            )
-        criteria[option_name(value)] = choice.get("description")
-    return criteria
-
-
-def _levels(raw: Mapping[str, Any], path: tuple[str | int, ...], findings: Findings) -> list[Any]:
-    levels = []
-    for level in _entries(raw, "levels", path, findings):
-        label, description = level.get("label"), level.get("description")
-        if not isinstance(label, str):
-            findings.add(
-                "invalid_question", (*path, "levels"), f"has a label {shown(label)}; a label is text"
-            )
-            continue
-        levels.append(f"{label}: {description}" if description else label)
-    return levels
-
-
-def _entries(
-    raw: Mapping[str, Any], field: str, path: tuple[str | int, ...], findings: Findings
-) -> Sequence[Mapping[str, Any]]:
-    entries = raw.get(field)
-    if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
-        return entries
-    findings.add("invalid_question", (*path, field), f"must be a list of objects, not {shown(entries)}")
-    return ()
+            return {"type": "noul", "instructions": instructions}
 
 
 def option_name(value: str | bool) -> str:

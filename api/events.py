@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
+from fastapi.sse import format_sse_event
+
 from d3serve.api.resources import job_resource
 from d3serve.errors import JobExpired, JobNotFound, ShuttingDown
 from d3serve.store.records import JobRecord
@@ -41,7 +43,7 @@ async def stream(
         with suppress(ShuttingDown, JobExpired, JobNotFound):  # the client comes back and is told
             async for job in records:
                 if job is None:
-                    yield b": still here\n\n"
+                    yield format_sse_event(comment="still here")
                     continue
                 result = await fetch_result() if job.status == "succeeded" else None
                 for place, name, data in events_of(job, result):
@@ -57,7 +59,7 @@ def events_of(job: JobRecord, result: bytes | None) -> Iterator[tuple[Place, str
         yield (
             (job.attempt + 1, QUEUED, 0),
             "queued",
-            job_resource(job).model_dump(mode="json", exclude_none=True),
+            job_resource(job),
         )
     if job.started_at is not None:
         yield (attempt, STARTED, 0), "started", {"started_at": job.started_at, "attempt": job.attempt}
@@ -68,12 +70,12 @@ def events_of(job: JobRecord, result: bytes | None) -> Iterator[tuple[Place, str
         for number, (name, answer) in enumerate(json.loads(result)["answers"].items()):
             yield (attempt, ANSWER, number), "answer", {"question": name, "answer": answer}
     if job.done:
-        yield (attempt, DONE, 0), "done", job_resource(job).model_dump(mode="json", exclude_none=True)
+        yield (attempt, DONE, 0), "done", job_resource(job)
 
 
 def _event(place: Place, name: str, data: Any) -> bytes:
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(_LINE_BREAKS)
-    return f"id: {place[0]}.{place[1]}.{place[2]}\nevent: {name}\ndata: {text}\n\n".encode()
+    return format_sse_event(id=".".join(map(str, place)), event=name, data_str=text)
 
 
 async def _with_pings(changes: AsyncIterator[JobRecord]) -> AsyncGenerator[JobRecord | None, None]:

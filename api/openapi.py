@@ -1,4 +1,4 @@
-"""What the OpenAPI document says beyond what FastAPI reads from the routes: raw bodies, the error body."""
+"""What the OpenAPI document says beyond what FastAPI reads from the routes: raw bodies, headers, the error body."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -6,27 +6,56 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from d3serve.api.problems import Problem
 
 REF: Final = "#/components/schemas/{model}"
+_HEADERS: Final[Mapping[str, str]] = {
+    "ETag": "Names this state of the job; send it back as `If-None-Match`.",
+    "Idempotency-Replayed": "`true`: an earlier request made this job.",
+    "Location": "Where it is, relative to this host.",
+    "Preference-Applied": "What of `Prefer` is obeyed.",
+    "RateLimit": "What is left of the key's requests in this minute.",
+    "RateLimit-Policy": "How many requests a minute the key has.",
+    "Retry-After": "Seconds after which to ask again; `retry-after-ms` has them in milliseconds.",
+    "Server-Timing": "Where the time went, in milliseconds.",
+    "WWW-Authenticate": "With 401: `Bearer`.",
+    "X-Request-Id": "Of this request, in the log and in every error.",
+}
+_REQUEST_ID: Final = {
+    "name": "X-Request-Id", "in": "header", "required": False, "schema": {"type": "string"},
+    "description": "An id of the caller's for this request: up to 64 letters, digits, dots, dashes and underscores.",
+}  # fmt: skip
+
+
+def tells(*names: str) -> dict[str, Any]:
+    """The description of a response with these headers."""
+    return {"headers": {name: {"$ref": f"#/components/headers/{name}"} for name in names}}
+
+
 # One entry stands for every error: the statuses differ by route and code, the body never does.
 PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
-    "4XX": {"model": Problem, "description": "Refused; the body says why."},
-    "5XX": {"model": Problem, "description": "Not served now; the body says why."},
-}
+    "4XX": {
+        "model": Problem, "description": "Refused; the body says why.",
+        **tells("Location", "Retry-After", "WWW-Authenticate"),
+    },
+    "5XX": {
+        "model": Problem, "description": "Not served now; the body says why.", **tells("Location", "Retry-After"),
+    },
+}  # fmt: skip
 
 
-def body_of(model: type[BaseModel], *, or_else: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The description of a body that a route reads raw, in one of two dialects if `or_else` describes another."""
-    schema = model.model_json_schema(ref_template=REF)
-    if or_else is not None:
-        schema = {"$defs": schema.pop("$defs", {}), "anyOf": [schema, or_else]}
+def body_of(*models: type[BaseModel]) -> dict[str, Any]:
+    """The description of a body that a route reads raw: one of these."""
+    refs, schemas = models_json_schema([(model, "validation") for model in models], ref_template=REF)
+    schema = {"anyOf": list(refs.values())} if len(models) > 1 else dict(*refs.values())
+    schema["$defs"] = schemas["$defs"]
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, made once: bodies that routes read raw are described by their pydantic models."""
+    """The OpenAPI document, made once."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title,
@@ -35,16 +64,28 @@ def describe(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
             tags=app.openapi_tags,
         )
-        components = document.setdefault("components", {}).setdefault("schemas", {})
+        components = document["components"]
+        components["headers"] = {
+            name: {"description": told, "schema": {"type": "string"}} for name, told in _HEADERS.items()
+        }
+        components["parameters"] = {"RequestId": _REQUEST_ID}
         for operations in document["paths"].values():
             for operation in operations.values():
-                for content in operation.get("requestBody", {}).get("content", {}).values():
-                    components.update(content["schema"].pop("$defs", {}))
-                for status, response in operation["responses"].items():
-                    if status in PROBLEMS:
-                        response["content"] = {
-                            "application/problem+json": response["content"]["application/json"]
-                        }
-                operation["responses"].pop("422", None)  # FastAPI's own error body, which we never send
+                _complete(operation, components["schemas"])
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _complete(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Describe what no route knows of itself: the schemas of its raw body, and what the edge adds to every answer."""
+    for content in operation.get("requestBody", {}).get("content", {}).values():
+        schemas.update(content["schema"].pop("$defs", {}))
+    operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/RequestId"})
+    operation["responses"].pop("422", None)  # FastAPI's own error body, which we never send
+    limited = ("RateLimit", "RateLimit-Policy") if "security" in operation else ()
+    everywhere = tells("X-Request-Id", "Server-Timing", *limited)["headers"]
+    for status, response in operation["responses"].items():
+        if status in PROBLEMS:  # which FastAPI describes as of the media type that a success has
+            (content,) = response["content"].values()
+            response["content"] = {"application/problem+json": content}
+        response["headers"] = response.get("headers", {}) | everywhere

@@ -9,7 +9,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from d3serve.questions import LIMITS
-from d3serve.schemas import JobResource, ModelInfo
+from d3serve.schemas import ModelInfo
 from d3serve.settings import Settings
 from d3serve.store.records import JobRecord, QueueStats, RecordPage
 
@@ -24,9 +24,12 @@ class JSON(Response):
 
     def render(self, content: Any) -> bytes:
         """Bytes stay as they are: they are JSON already."""
-        if isinstance(content, bytes):
-            return content
-        return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return content if isinstance(content, bytes) else json_text(content)
+
+
+def json_text(value: Any) -> bytes:
+    """Compact JSON in UTF-8."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def job_path(job_id: str) -> str:
@@ -34,25 +37,27 @@ def job_path(job_id: str) -> str:
     return f"/v1/jobs/{job_id}"
 
 
-def job_resource(job: JobRecord) -> JobResource:
-    """The job as a client sees it, without its result."""
+def job_resource(job: JobRecord) -> dict[str, Any]:
+    """The job as a client sees it, without its result: a `JobResource`, of which a test holds it."""
     path = job_path(job.id)
-    return JobResource(
-        id=job.id,
-        status=job.status,
-        done=job.done,
-        attempt=job.attempt,
-        created_at=job.created_at,
-        started_at=job.started_at,
-        finished_at=job.finished_at,
-        expires_at=job.expires_at,
-        request={**job.request, "lane": job.lane, "priority": job.priority},
-        queue=asdict(job.queue) if job.queue else None,
-        progress=asdict(job.progress),
-        error=job.error,
-        metadata=job.metadata,
-        urls={"self": path, **{name: f"{path}/{name}" for name in ("result", "events", "cancel")}},
-    )
+    told = {
+        "id": job.id,
+        "object": "decision.job",
+        "status": job.status,
+        "done": job.done,
+        "attempt": job.attempt,
+        "created_at": job.created_at,
+        "started_at": job.started_at,
+        "finished_at": job.finished_at,
+        "expires_at": job.expires_at,
+        "request": {**job.request, "lane": job.lane, "priority": job.priority},
+        "queue": asdict(job.queue) if job.queue else None,
+        "progress": asdict(job.progress),
+        "error": job.error.model_dump(exclude_none=True) if job.error else None,
+        "metadata": job.metadata,
+        "urls": {"self": path, **{name: f"{path}/{name}" for name in ("result", "events", "cancel")}},
+    }
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def timing(job: JobRecord) -> dict[str, str]:
@@ -78,7 +83,7 @@ def job_response(
     headers: Mapping[str, str] | None = None,
 ) -> JSON:
     """The job as a response; `result` is the text that the worker committed, passed on byte for byte."""
-    text = job_resource(job).model_dump_json(exclude_none=True).encode()
+    text = json_text(job_resource(job))
     if result is not None:
         text = text[:-1] + b',"result":' + result + b"}"
     poll = {} if job.done else {"Retry-After": str(POLL_AFTER_S), "retry-after-ms": str(POLL_AFTER_S * 1000)}
@@ -93,7 +98,9 @@ def not_modified(response: JSON, if_none_match: str | None) -> Response:
     known = [one.strip().removeprefix("W/") for one in (if_none_match or "").split(",")]
     if tag not in known:
         return response
-    about_no_body = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+    about_no_body = {
+        name: value for name, value in response.headers.items() if not name.startswith("content-")
+    }
     return Response(status_code=304, headers=about_no_body)
 
 
@@ -101,7 +108,7 @@ def jobs_page(page: RecordPage) -> dict[str, Any]:
     """A page of jobs, newest first; `cursor` leads on."""
     return {
         "object": "list",
-        "data": [job_resource(job).model_dump(mode="json", exclude_none=True) for job in page.jobs],
+        "data": [job_resource(job) for job in page.jobs],
         "has_more": page.cursor is not None,
         "cursor": page.cursor,
     }

@@ -4,20 +4,22 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.sse import EventSourceResponse
 from pydantic import BaseModel, Field
-from starlette.responses import StreamingResponse
+from pydantic.json_schema import SkipJsonSchema
 
 from d3serve.api.auth import Reader, Writer
 from d3serve.api.bodies import read_body
 from d3serve.api.dependencies import Parts, TheParts, TheSubmitHeaders
 from d3serve.api.events import place_of, stream
-from d3serve.api.openapi import PROBLEMS, body_of
+from d3serve.api.openapi import PROBLEMS, body_of, tells
 from d3serve.api.problems import error_of
 from d3serve.api.resources import JSON, job_path, job_response, jobs_page, not_modified, timing
+from d3serve.api.response_models import JobList, JobResource
 from d3serve.api.webhook_checks import check_job_webhook
 from d3serve.errors import InvalidRequest, JobExpired, JobNotFinished
-from d3serve.schemas import DecisionRequest, DecisionResponse, JobResource, JobStatus
+from d3serve.schemas import DecisionRequest, DecisionResponse, JobStatus
 from d3serve.store.records import JobRecord
 from d3serve.text.wording import shown
 
@@ -43,12 +45,28 @@ class Poll(BaseModel):
     include: Literal["result"] | None = Field(default=None, description="`result`: put the result in.")
 
 
+IfNoneMatch = Annotated[
+    str | SkipJsonSchema[None],
+    Header(alias="If-None-Match", description="The ETag that the caller has: 304 if the job is still so."),
+]
+LastEventId = Annotated[
+    str | SkipJsonSchema[None],
+    Header(
+        alias="Last-Event-ID", description="The last event that the caller has: it gets what comes after."
+    ),
+]
+SUBMITTED = ("Location", "Idempotency-Replayed", "Preference-Applied")
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 
 
 @router.post(
     "", status_code=202, response_model=JobResource, openapi_extra=body_of(DecisionRequest),
-    responses={200: {"model": JobResource, "description": "Done within the wait that `Prefer` asked for."}},
+    responses={
+        200: {
+            "model": JobResource, "description": "Done within the wait that `Prefer` asked for.", **tells(*SUBMITTED),
+        },
+        202: tells(*SUBMITTED, "Retry-After"),
+    },
 )  # fmt: skip
 async def submit(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
     """Take a job. 202 with its address; with `Prefer: wait=N`, 200 and the result if it is done by then."""
@@ -82,7 +100,7 @@ async def submit(request: Request, parts: TheParts, tenant: Writer, sent: TheSub
     return job_response(job, status=202, headers=headers)
 
 
-@router.get("")
+@router.get("", response_model=JobList)
 async def list_jobs(
     request: Request,
     parts: TheParts,
@@ -105,14 +123,19 @@ async def list_jobs(
 
 
 @router.get(
-    "/{job_id}", response_model=JobResource, responses={304: {"description": "As in `If-None-Match`."}}
+    "/{job_id}",
+    response_model=JobResource,
+    responses={
+        200: tells("ETag", "Retry-After"),
+        304: {"description": "As in `If-None-Match`.", **tells("ETag", "Retry-After")},
+    },
 )
 async def poll(
     job_id: str,
-    request: Request,
     parts: TheParts,
     tenant: Reader,
     asked: Annotated[Poll, Query()],
+    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """The job now, or as soon as it is done within `wait` seconds. 404 unknown, 410 gone."""
     longest = parts.settings.max_wait_s
@@ -121,7 +144,7 @@ async def poll(
     store = parts.store
     job = await (store.wait(job_id, tenant, asked.wait) if asked.wait else store.get(job_id, tenant))
     response = job_response(job, result=await _result_if_there(parts, job) if asked.include else None)
-    return not_modified(response, request.headers.get("if-none-match"))
+    return not_modified(response, if_none_match)
 
 
 @router.get("/{job_id}/result", response_model=DecisionResponse)
@@ -137,26 +160,34 @@ async def result(job_id: str, parts: TheParts, tenant: Reader) -> Response:
         raise error_of(job.error) from None
 
 
-@router.get("/{job_id}/events", response_class=StreamingResponse)
-async def events(job_id: str, request: Request, parts: TheParts, tenant: Reader) -> Response:
+@router.get(
+    "/{job_id}/events",
+    response_class=Response,  # EventSourceResponse is for routes that yield, which could refuse no longer
+    responses={200: {"content": {EventSourceResponse.media_type: {"schema": {"type": "string"}}}}},
+)
+async def events(
+    job_id: str, request: Request, parts: TheParts, tenant: Reader, last_event_id: LastEventId = None
+) -> Response:
     """Server-sent events until the job is done: queued, started, progress, answer, done."""
     await parts.store.get(job_id, tenant)  # unknown and gone must be told before a stream begins
     request.state.at_end.enter_context(parts.calls.stream(request.state.caller))
     text = stream(
         parts.store.watch(job_id, tenant),
         lambda: parts.store.result(job_id, tenant),
-        place_of(request.headers.get("last-event-id")),
+        place_of(last_event_id),
     )
-    return StreamingResponse(text, media_type="text/event-stream")
+    return EventSourceResponse(text)
 
 
-@router.post("/{job_id}/cancel", response_model=JobResource)
+@router.post("/{job_id}/cancel", response_model=JobResource, responses={200: tells("Retry-After")})
 async def cancel(job_id: str, parts: TheParts, tenant: Writer) -> Response:
     """Cancel a job that waits or runs; one that is done stays as it is, and asking twice does no harm."""
     return job_response(await parts.store.cancel(job_id, tenant))
 
 
-@router.post("/{job_id}/retry", status_code=202, response_model=JobResource)
+@router.post(
+    "/{job_id}/retry", status_code=202, response_model=JobResource, responses={202: tells("Retry-After")}
+)
 async def retry(job_id: str, parts: TheParts, tenant: Writer) -> Response:
     """Queue a job that failed, expired or was canceled again, under its id. 409 in any other state."""
     submitted = await parts.store.retry(job_id, tenant)

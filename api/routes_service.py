@@ -3,9 +3,9 @@
 import os
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -17,6 +17,7 @@ from d3serve.api.auth import Admin, Reader
 from d3serve.api.dependencies import TheParts
 from d3serve.api.openapi import PROBLEMS
 from d3serve.api.resources import JSON, models_resource, queue_resource
+from d3serve.api.response_models import Liveness, ModelList, OwnQueue, Readiness, WholeQueue
 from d3serve.errors import NoWorker
 from d3serve.settings import METRICS_FOLDER
 from d3serve.store.records import QueueStats
@@ -24,13 +25,13 @@ from d3serve.store.records import QueueStats
 router = APIRouter(tags=["service"], responses=PROBLEMS)
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", response_model=ModelList)
 async def models(parts: TheParts, _caller: Reader) -> Response:
     """What live workers serve, and the limits of a request; for OpenAI's client and the stock SDK alike."""
     return JSON(models_resource(await parts.models.live(), parts.settings))
 
 
-@router.get("/v1/queue")
+@router.get("/v1/queue", response_model=WholeQueue | OwnQueue)
 async def queue(request: Request, parts: TheParts, tenant: Reader) -> Response:
     """How much of the caller's own jobs waits; with the scope `admin` the whole queue, its age and its speed.
 
@@ -42,13 +43,13 @@ async def queue(request: Request, parts: TheParts, tenant: Reader) -> Response:
 
 
 @router.get("/healthz")
-async def healthz() -> dict[str, Any]:
+async def healthz() -> Liveness:
     """Answer, for a liveness probe; ask nobody else, so that Redis' troubles do not restart us."""
-    return {"status": "ok"}
+    return Liveness(status="ok")
 
 
 @router.get("/readyz")
-async def readyz(parts: TheParts) -> dict[str, Any]:
+async def readyz(parts: TheParts) -> Readiness:
     """For a readiness probe: Redis takes writes and a worker has a model loaded; else 503, why."""
     await parts.store.ping()
     workers = await parts.store.workers()
@@ -57,14 +58,11 @@ async def readyz(parts: TheParts) -> dict[str, Any]:
         loads = Counter(worker.load for worker in workers)  # their names are nobody's business who has no key
         states = ", ".join(f"{count} {load}" for load, count in loads.items()) or "none has shown itself"
         raise NoWorker(f"no worker has its model loaded: {states}")
-    return {
-        "status": "ok",
-        "workers": len(ready),
-        "models": sorted({worker.model.name for worker in ready if worker.model}),
-    }
+    models = sorted({worker.model.name for worker in ready if worker.model})
+    return Readiness(status="ok", workers=len(ready), models=models)
 
 
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request, parts: TheParts, _caller: Admin) -> Response:
     """Prometheus text: HTTP counts of all API processes of this host, and the queue as Redis has it."""
     registry = CollectorRegistry()

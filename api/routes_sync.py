@@ -8,15 +8,22 @@ from fastapi import APIRouter, Request, Response
 from d3serve.api.auth import Writer
 from d3serve.api.bodies import read_body
 from d3serve.api.dependencies import TheParts, TheSubmitHeaders
-from d3serve.api.dialect import SCHEMA, from_system_one
-from d3serve.api.openapi import PROBLEMS, body_of
+from d3serve.api.dialect import from_system_one
+from d3serve.api.openai_models import OpenAIDecision, OpenAIDecisionRequest
+from d3serve.api.openapi import PROBLEMS, body_of, tells
 from d3serve.api.resources import JSON, job_path, job_response, timing
+from d3serve.api.response_models import JobResource
 from d3serve.api.synchronous import Call
-from d3serve.schemas import DecisionRequest, DecisionResponse, JobResource
+from d3serve.schemas import DecisionRequest, DecisionResponse
 
 router = APIRouter(tags=["decisions"], responses=PROBLEMS)
-ACCEPTED: dict[int | str, dict[str, Any]] = {
-    202: {"model": JobResource, "description": "With `Prefer: respond-async`: the job, to be polled."}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: tells("Location", "Idempotency-Replayed"),
+    202: {
+        "model": JobResource,
+        "description": "With `Prefer: respond-async`: the job, to be polled.",
+        **tells("Location", "Preference-Applied", "Retry-After"),
+    },
 }
 
 
@@ -24,7 +31,7 @@ ACCEPTED: dict[int | str, dict[str, Any]] = {
     "/v1/systemone",
     openapi_extra=body_of(DecisionRequest),
     response_model=DecisionResponse,
-    responses=ACCEPTED,
+    responses=RESPONSES,
 )
 async def system_one(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
     """Answer now. A call that takes longer than the SDK waits ends with 504 `still_running`: send it again."""
@@ -32,7 +39,12 @@ async def system_one(request: Request, parts: TheParts, tenant: Writer, sent: Th
     return await _respond(await Call.make(request, parts, tenant, taken, sent))
 
 
-@router.post("/v1/decisions", openapi_extra=body_of(DecisionRequest, or_else=SCHEMA), responses=ACCEPTED)
+@router.post(
+    "/v1/decisions",
+    openapi_extra=body_of(OpenAIDecisionRequest, DecisionRequest),
+    response_model=OpenAIDecision | DecisionResponse,
+    responses=RESPONSES,
+)
 async def decisions(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
     """Answer now, in the dialect asked in: OpenAI's if the body says `input`, System One's if `state`."""
     taken = await parts.intake.take_in(await read_body(request, parts.settings), any_dialect=True)

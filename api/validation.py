@@ -289,7 +289,7 @@ def _validated(adapter: TypeAdapter[T], value: Any, path: Path, findings: Findin
     except ValidationError as error:
         for one in error.errors(include_url=False):
             where = tuple(part for index, part in enumerate(one["loc"]) if not (index == 0 and part in KINDS))
-            findings.add(*_finding(one, (*path, *where), code, _kind_of(value)))
+            findings.add(*finding_of(one, (*path, *where), code, _kind_of(value)))
         return None
 
 
@@ -310,10 +310,10 @@ def _kind_of(value: Any) -> type[Kind] | None:
     return KINDS.get(named) if isinstance(named, str) else None
 
 
-def _finding(
-    error: ErrorDetails, path: Path, code: str, kind_asked: type[Kind] | None
+def finding_of(
+    error: ErrorDetails, path: Path, code: str, kind_asked: type[Kind] | None = None
 ) -> tuple[str, Path, str]:
-    """One pydantic error in our words."""
+    """One pydantic error about the value at `path`, in our words: code, place and clause."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         return code, path, "is not a field here: check its spelling"

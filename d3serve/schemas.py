@@ -4,10 +4,9 @@ Everything is strict: a bool is no int, an unknown field is an error. Objects ke
 their keys were received, since the order is part of the prompt.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from d3serve.questions import Answer, Question, Wire
 
@@ -116,26 +115,3 @@ class JobError(Wire):
     message: str
     retryable: bool = False
     field: str | None = None
-
-
-class JobResource(BaseModel):
-    """The job as a client sees it. Never holds `model` and `usage` at its top level: an SDK that finds
-    both takes the body for an answer with nothing in it.
-    """
-
-    id: str
-    object: Literal["decision.job"] = "decision.job"
-    status: JobStatus
-    done: bool
-    attempt: int
-    created_at: float
-    started_at: float | None = None
-    finished_at: float | None = None
-    expires_at: float | None = None
-    request: Mapping[str, Any]
-    queue: Mapping[str, Any] | None = None
-    progress: Mapping[str, Any] | None = None
-    result: Mapping[str, Any] | None = None
-    error: JobError | None = None
-    metadata: dict[str, str] = Field(default_factory=dict)
-    urls: Mapping[str, str]

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from pydantic_core import ErrorDetails
 
+TOLD: Final = "told"  # the type of an error that brings its clause along, as `told`
+
 _KINDS: Final[Mapping[str, str]] = {
     "dict_type": "must be an object",
     "model_type": "must be an object",
@@ -24,6 +26,8 @@ _KINDS: Final[Mapping[str, str]] = {
 def complaint(error: ErrorDetails) -> str:
     """One pydantic error as a clause: `must be 'a' or 'b', not "c"`."""
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
+    if kind == TOLD:
+        return str(context["told"])
     if kind == "string_too_long":
         return f"has {len(value)} characters; there may be at most {context['max_length']}"
     if kind == "string_too_short":

@@ -1,8 +1,18 @@
 """OpenAI's dialect: what is refused, what it becomes, what comes back."""
 
+from typing import get_type_hints
+
 import pytest
+from openai.types import Decision, DecisionCreateParams, decision_create_params
 
 from d3serve.api.dialect import answer_names, from_system_one, to_system_one
+from d3serve.api.openai_models import (
+    ChoiceAsked,
+    OpenAIDecision,
+    OpenAIDecisionRequest,
+    PredicateAsked,
+    ScoreAsked,
+)
 from d3serve.errors import InvalidRequest
 from d3serve.settings import Settings
 
@@ -53,6 +63,8 @@ REFUSED = {
     ),
     "a question that is text": (body("spam?"), "invalid_question", "questions.0"),
     "an unknown type": (body({"type": "noul"}), "invalid_question", "questions.0"),
+    "a list for a type": (body({**PREDICATE, "type": []}), "invalid_question", "questions.0"),
+    "an object for a type": (body({**PREDICATE, "type": {}}), "invalid_question", "questions.0"),
     "a misspelt field": (
         body({**PREDICATE, "intructions": "x"}),
         "invalid_question",
@@ -152,3 +164,88 @@ def test_what_comes_back_is_in_order_with_values_of_their_own_kind():
     assert back["answers"][2]["probabilities"][1] == {"value": 1, "label": "high", "probability": 0.9}
     assert back["usage"]["input_tokens_details"]["cached_tokens"] == 60
     assert back["id"] == "job_1"
+    assert OpenAIDecision.model_validate(back).model_dump(exclude_unset=True) == back, "described as it is"
+
+
+NOT_LOST = {
+    "a misspelt description": (
+        body({"type": "choice", "choices": [{"value": "a", "descripton": "x"}, {"value": "b"}]}),
+        "questions.0.choices.0.descripton",
+        "check its spelling",
+    ),
+    "a misspelt label": (
+        body({"type": "score", "levels": [{"label": "a", "lable": "x"}, {"label": "b"}]}),
+        "questions.0.levels.0.lable",
+        "check its spelling",
+    ),
+    "a description that is no text": (
+        body({"type": "score", "levels": [{"label": "a", "description": {"b": 1}}, {"label": "b"}]}),
+        "questions.0.levels",
+        "must be a string, not an object of 1",
+    ),
+    "a number for instructions": (
+        body({"type": "predicate", "instructions": 3}),
+        "questions.0.instructions",
+        "must be a string or a list of parts, not 3",
+    ),
+    "a choice without a value": (
+        body({"type": "choice", "choices": [{"description": "x"}]}),
+        "questions.0.choices.0.value",
+        "is required",
+    ),
+    "a crowd of fields": (
+        body({**PREDICATE, **{str(i): i for i in range(100_000)}}),
+        "questions.0",
+        "holds 100002 fields",
+    ),
+    "a crowd of fields in a choice": (
+        body({"type": "choice", "choices": [{"value": "a", **{str(i): i for i in range(100_000)}}]}),
+        "questions.0.choices.0",
+        "holds 100001 fields",
+    ),
+    "a blank model": (body(model=" "), "model", 'must name a model, not " "'),
+}
+
+
+@pytest.mark.parametrize("case", NOT_LOST)
+def test_nothing_that_was_written_is_left_out_silently(case):
+    sent, field, words = NOT_LOST[case]
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        to_system_one(sent, SETTINGS)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (body(input=3), "input must be a string or a list, not 3"),
+        (body(questions={}), "questions must be a list with at least one question, not an object of 0"),
+        (body(temperature=0), "temperature is not a field of a request; there are model, input, questions, "),
+        (body("spam?"), 'questions.0 must be a predicate, a choice or a score, not "spam?"'),
+        (body({"type": "noul"}), 'questions.0 must be a predicate, a choice or a score, not "noul"'),
+        (body({"x": 1}), "questions.0 must be a predicate, a choice or a score, not null"),
+        (body({**PREDICATE, "name": 1}), "questions.0.name must be a string, not 1"),
+        (body({"type": "choice", "choices": ["a"]}), "choices must be a list of objects, not a list of 1"),
+        (body(choice("a", 2)), "choices has a value 2; a value is text or a bool"),
+        (body(score("a", 2)), "levels has a label 2; a label is text"),
+    ],
+)  # fmt: skip
+def test_refusals_keep_their_words(sent, words):
+    with pytest.raises(InvalidRequest) as caught:
+        to_system_one(sent, SETTINGS)
+    assert words in caught.value.message
+
+
+def test_the_models_have_the_fields_of_the_stock_client():
+    """A field that the client learns must be taken or refused on purpose, and none of an answer be missing."""
+    asked = get_type_hints(DecisionCreateParams)
+    assert asked.keys() == OpenAIDecisionRequest.model_fields.keys()
+    assert Decision.model_fields.keys() <= OpenAIDecision.model_fields.keys()
+    kinds = {"predicate": PredicateAsked, "choice": ChoiceAsked, "score": ScoreAsked}
+    params = {
+        "predicate": decision_create_params.QuestionQuestionParamPredicate,
+        "choice": decision_create_params.QuestionQuestionParamChoice,
+        "score": decision_create_params.QuestionQuestionParamScore,
+    }
+    for kind, model in kinds.items():
+        assert model.model_fields.keys() == get_type_hints(params[kind]).keys(), kind

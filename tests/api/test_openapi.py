@@ -17,6 +17,14 @@ from d3serve.settings import Settings
 SEED = 20261129
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
+DOCUMENTED = {
+    "submit": {"Prefer", "Idempotency-Key", "traceparent"},
+    "system_one": {"Prefer", "Idempotency-Key", "traceparent"},
+    "decisions": {"Prefer", "Idempotency-Key", "traceparent"},
+    "poll": {"If-None-Match", "wait", "include"},
+    "events": {"Last-Event-ID"},
+}
+
 
 def operations():
     """(method, path, how many requests): many where there is much to get wrong."""
@@ -57,3 +65,22 @@ def test_generated_requests_are_answered_as_described(method, path, count, setti
 
         ask()
     assert asked
+
+
+def test_every_operation_says_who_may_call_what_comes_back_and_in_which_headers():
+    document = create_app(Settings()).openapi()
+    without_json = {"events", "metrics", "delete", "delete_endpoint"}
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            name, responses = operation["operationId"], operation["responses"]
+            assert ("security" in operation) == (name not in ("healthz", "readyz")), name
+            assert {"4XX", "5XX"} < responses.keys(), name
+            if name not in without_json:
+                for status in responses.keys() & {"200", "201", "202"}:
+                    assert responses[status]["content"]["application/json"]["schema"], (name, status)
+            assert all("X-Request-Id" in response["headers"] for response in responses.values()), name
+    for name, headers in DOCUMENTED.items():
+        operation = next(
+            one for methods in document["paths"].values() for one in methods.values() if one["operationId"] == name
+        )  # fmt: skip
+        assert headers <= {one.get("name") for one in operation["parameters"]}, name
