@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from d3serve import __version__
-from d3serve.api import routes_jobs, routes_service, routes_sync, routes_webhooks
+from d3serve.api import routes_jobs, routes_pages, routes_service, routes_sync, routes_webhooks
 from d3serve.api.background import Background
 from d3serve.api.budget import BodyBudget
 from d3serve.api.calls import Calls
@@ -56,7 +56,7 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
         lifespan=lifespan,
         redirect_slashes=False,  # the stock SDK follows no redirect
         generate_unique_id_function=lambda route: route.name,  # what a generated client calls it
-        docs_url=None,  # both pages load scripts from elsewhere
+        docs_url=None,  # FastAPI's own pages load scripts from elsewhere; ours are in routes_pages
         redoc_url=None,
     )
     app.state.http_registry = CollectorRegistry()
@@ -67,6 +67,8 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
     app.include_router(routes_sync.router)
     app.include_router(routes_webhooks.router)
     app.include_router(routes_service.router)
+    app.include_router(routes_pages.router)
+    app.mount("/docs/files", routes_pages.files)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
 

@@ -166,6 +166,9 @@ def test_the_wheel_holds_every_room_and_nothing_else(tmp_path: Path) -> None:
         assert str(wanted) in names
     scripts = {f"d3serve/{p.relative_to(ROOT / 'd3serve')}" for p in (ROOT / "d3serve").rglob("*.lua")}
     assert scripts <= set(names)
+    pages = {f"d3serve/{p.relative_to(ROOT)}" for p in (ROOT / "api" / "pages").rglob("*.*")}
+    assert pages
+    assert pages <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
