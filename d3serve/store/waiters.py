@@ -51,15 +51,19 @@ class Watch:
         self.look = asyncio.Event()
         self._read = read
         self._every_s = every_s
+        self._ended = False
         self._task = asyncio.create_task(self._keep_looking())
 
     def end(self) -> None:
         """Look no more."""
+        self._ended = (
+            True  # a cancellation may be lost: in redis-py while it connects, in `wait_for` of Python 3.11
+        )
         self._task.cancel()
 
     async def _keep_looking(self) -> None:
         known: JobRecord | None = None
-        while True:
+        while not self._ended:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.look.wait(), self._every_s())
             self.look.clear()

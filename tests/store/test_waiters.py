@@ -73,3 +73,27 @@ async def test_a_lost_word_is_made_up_for_by_looking(table, make_response, monke
     async with asyncio.timeout(20):
         assert (await waiting).status == "succeeded"
         assert (await stream)[-1] == "succeeded"
+
+
+async def test_a_watch_ends_though_its_cancellation_is_lost(monkeypatch):
+    """redis-py swallows one that meets it while it connects: the watch read a job for nobody, for ever."""
+    monkeypatch.setattr(waiters, "REREAD_S", 0.01)
+    reading, lost = asyncio.Event(), asyncio.Event()
+
+    async def read():
+        reading.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            lost.set()
+        raise JobNotFound("job_x")
+
+    dispatcher = waiters.Dispatcher(None, "channel")
+    with dispatcher.register("job_x", read, final_only=True):
+        task = dispatcher._watches["job_x"]._task
+        await asyncio.wait_for(reading.wait(), 10)
+    await asyncio.wait({task}, timeout=10)
+    assert lost.is_set()
+    ended = task.done()
+    task.cancel()  # in the wait for the next look
+    assert ended
