@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,20 +17,18 @@ def server(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """The address of `d3serve up` with the tiny checkpoint."""
     folder = tmp_path_factory.mktemp("up")
     command = [sys.executable, "-m", "d3serve", "up", "--port", "0", "--model", str(tiny_checkpoint)]
-    process = subprocess.Popen(
-        [*command, "--data-dir", str(folder)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
-    lines = []
+    log = folder / "up.log"  # a pipe that nobody reads would fill, and hold up whoever logs
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [*command, "--data-dir", str(folder)], stderr=stderr, stdout=subprocess.DEVNULL
+        )
     try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            lines.append(line)
-            if found := READY.search(line):
-                break
-        else:
-            pytest.fail("d3serve up ended before it was ready:\n" + "".join(lines))
+        while not (found := READY.search(log.read_text())):
+            if process.poll() is not None:
+                pytest.fail("d3serve up ended before it was ready:\n" + log.read_text())
+            time.sleep(0.05)
         yield found[1]
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.wait(timeout=60)
     assert process.returncode == 0, "SIGTERM is a clean end"

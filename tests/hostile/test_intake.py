@@ -4,10 +4,10 @@ import contextlib
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
+from processes import ends
 
 from d3serve.api.intake import Intake, take_in
 from d3serve.errors import DuplicateKey, InvalidQuestion
@@ -24,23 +24,17 @@ def children(pid):
     return [int(one) for one in found if b"resource_tracker" not in Path(f"/proc/{one}/cmdline").read_bytes()]
 
 
-def alive(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def until_gone(pids):
-    deadline = time.monotonic() + 30
-    while any(alive(pid) for pid in pids):
-        assert time.monotonic() < deadline, "they live on"
-        time.sleep(0.05)
+@pytest.fixture
+def started():
+    """Lists what the test has started: fixtures of a session have servers among this process's children."""
+    before = children(os.getpid())
+    return lambda: [pid for pid in children(os.getpid()) if pid not in before]
 
 
 @pytest.mark.anyio
-async def test_a_large_body_is_read_like_a_small_one():
+async def test_a_large_body_is_read_like_a_small_one(started):
     with contextlib.closing(Intake(SETTINGS)) as intake:
-        assert children(os.getpid()) == [], "no process before there is need"
+        assert started() == [], "no process before there is need"
         body = json.dumps(LARGE).encode()
         assert await intake.take_in(body) == take_in(body, SETTINGS, any_dialect=False)
         openai = {
@@ -60,23 +54,24 @@ async def test_a_large_body_is_read_like_a_small_one():
 
 
 @pytest.mark.anyio
-async def test_a_process_that_is_killed_is_replaced():
+async def test_a_process_that_is_killed_is_replaced(started):
     with contextlib.closing(Intake(SETTINGS)) as intake:
         body = json.dumps(LARGE).encode()
         before = await intake.take_in(body)
-        for pid in children(os.getpid()):
+        killed = started()
+        for pid in killed:
             os.kill(pid, signal.SIGKILL)
         assert await intake.take_in(body) == before
-        started = children(os.getpid())
-        assert started
-    until_gone(started)
+        present = started()
+        assert set(present) - set(killed)
+    assert all(ends(pid, 30) for pid in present)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_they_end_with_the_api(how, start_api):
     api = start_api()
     assert api.call("POST", "/v1/jobs", json.dumps(LARGE))[0] == 202
-    started = children(api.process.pid)
-    assert started
+    readers = children(api.process.pid)
+    assert readers
     api.process.send_signal(how)
-    until_gone([api.process.pid, *started])
+    assert all(ends(pid, 30) for pid in (api.process.pid, *readers))
