@@ -134,7 +134,7 @@ def test_a_missing_checkpoint_ends_the_start_with_one_line(tmp_path: Path) -> No
         timeout=120,
     )
     assert done.returncode != 0
-    assert "decision_config.json is missing" in done.stderr
+    assert f"config.json is missing from {tmp_path}" in done.stderr
     assert "Traceback" not in done.stderr
 
 
