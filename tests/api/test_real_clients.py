@@ -151,15 +151,15 @@ def canceled(worker):
 def test_an_abandoned_call_cancels_its_job_unless_somebody_asks_again(
     comes_back, service, worker, monkeypatch
 ):
-    monkeypatch.setattr(synchronous, "ABANDONED_AFTER_S", 0.3)
+    monkeypatch.setattr(synchronous, "ABANDONED_AFTER_S", 1.0)
     with sdk(service, retry=RetryPolicy(max_retries=0)) as client:
         with pytest.raises(typesafe_sdk.TypeSafeError):
-            client.system_one(state="hello", questions=QUESTIONS, timeout=0.2)
+            client.system_one(state="hello", questions=QUESTIONS, timeout=0.7)
         if comes_back:
             with pytest.raises(typesafe_sdk.TypeSafeError):
-                client.system_one(state="hello", questions=QUESTIONS, timeout=0.8)
+                client.system_one(state="hello", questions=QUESTIONS, timeout=2.0)
             assert canceled(worker) == 0, "somebody was waiting for it"
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while canceled(worker) == 0:
         assert time.monotonic() < deadline, "nobody waits, yet the job was not canceled"
         time.sleep(0.02)
