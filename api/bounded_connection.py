@@ -192,6 +192,10 @@ class BoundedConnection(HttpToolsProtocol):
         """Let an answer that comes before the whole request was read be the last on the connection."""
 
         async def answer(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+            if not cycle.more_body:  # as with most: its end came with its beginning
+                await app(scope, receive, send)
+                return
+
             async def send_early(message: ASGISendEvent) -> None:
                 if message["type"] == "http.response.start" and cycle.more_body:
                     self._answered_early = True

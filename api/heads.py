@@ -1,6 +1,5 @@
 """What the head of a request may say, before anything else looks at it."""
 
-from collections import Counter
 from typing import Final
 
 from starlette.types import Scope
@@ -33,16 +32,17 @@ def check_head(scope: Scope) -> None:
     version = scope["http_version"]
     if version not in VERSIONS:
         raise RequestError("only HTTP/1.0 and HTTP/1.1 are spoken here")
-    found = Counter(name for name, _ in scope["headers"] if name in ONCE)
-    for name, count in found.items():
-        if count > 1:
-            field = name.decode()
-            raise RequestError(f"{count} {field} headers; send one", field=field)
+    found: dict[bytes, bytes] = {}
+    for name, value in scope["headers"]:
+        if name in ONCE:
+            if name in found:
+                field = name.decode()
+                raise RequestError(f"more than one {field} header; send one", field=field)
+            found[name] = value
     if version == "1.1" and b"host" not in found:
         raise RequestError("HTTP/1.1 needs a Host header", field="host")
-    if b"transfer-encoding" in found:
-        coding = next(value for name, value in scope["headers"] if name == b"transfer-encoding")
-        if version == "1.0" or coding.strip().lower() != b"chunked":
-            raise RequestError(
-                "of transfer codings only `chunked` is read here, in HTTP/1.1", field="transfer-encoding"
-            )
+    coding = found.get(b"transfer-encoding", b"chunked").strip().lower()
+    if coding != b"chunked" or (version == "1.0" and b"transfer-encoding" in found):
+        raise RequestError(
+            "of transfer codings only `chunked` is read here, in HTTP/1.1", field="transfer-encoding"
+        )
