@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -159,13 +159,7 @@ class TurnRunner:
     # --- deciding ----------------------------------------------------------------------------------
 
     def _decide_all(self, turn: Turn, works: Sequence[Work], keeper: LeaseKeeper, report: TurnReport) -> None:
-        passes = plan_passes(
-            works,
-            frozenset(self._engine.cached_state_keys()),
-            max_tokens=self._most_tokens,
-            max_questions=self._settings.max_batch_questions,
-        )
-        for chosen in passes:
+        for chosen in self._passes(works):
             wanted = self._store.progress(turn.lease, "deciding", [work.job.id for work in chosen])
             if keeper.lost:
                 return
@@ -175,6 +169,19 @@ class TurnRunner:
                     self._decide_alone(turn, live[0], keeper, report)
                 elif live:
                     self._decide(turn, live, keeper, report)
+
+    def _passes(self, works: Sequence[Work]) -> Iterator[Sequence[Work]]:
+        """Yield the turn's passes, those that let no other pass first: who waits there would wait longest."""
+        lets_pass = {True: list[Work](), False: list[Work]()}
+        for work in works:
+            lets_pass[self._lets_pass(work)].append(work)
+        for chosen in (lets_pass[False], lets_pass[True]):
+            yield from plan_passes(
+                chosen,
+                frozenset(self._engine.cached_state_keys()),
+                max_tokens=self._most_tokens,
+                max_questions=self._settings.max_batch_questions,
+            )
 
     @property
     def _most_tokens(self) -> int:
@@ -260,26 +267,21 @@ class TurnRunner:
         def let_pass() -> bool:
             return self._let_short_work_pass(turn, sorted(ids), report)
 
-        yields = Yields(wanted, let_pass if self._lets_pass(works) else None)
+        yields = Yields(wanted, let_pass if all(map(self._lets_pass, works)) else None)
         decided = self._engine.decide(jobs, at_yield=yields)
         return decided, time.perf_counter() - began - yields.others_s
 
-    def _lets_pass(self, works: Sequence[Work]) -> bool:
-        """Long jobs and offline ones let short work pass.
+    def _lets_pass(self, work: Work) -> bool:
+        """Whether short work may pass while this job is decided: while a long or an offline one is.
 
-        A pass that holds a short interactive job does not: who came later would overtake it, again and again, and
-        nobody waits long for such a pass, since a turn's tokens bound it.
+        Not while a short interactive one is: who came later would overtake it, again and again, and nobody waits long
+        for a pass of such jobs, since a turn's tokens bound it.
         """
         room = self._engine.beside_tokens
-        return (
-            bool(room)
-            and "interactive" in self._settings.lanes
-            and all(
-                work.job.asked_lane == "offline"
-                or work.prepared.state_tokens + question_tokens(work.prepared) > room
-                for work in works
-            )
-        )
+        if not room or "interactive" not in self._settings.lanes:
+            return False
+        offline = work.job.asked_lane == "offline"
+        return offline or work.prepared.state_tokens + question_tokens(work.prepared) > room
 
     def _let_short_work_pass(self, turn: Turn, ids: Sequence[str], report: TurnReport) -> bool:
         """Answer short work that waits, on what the suspended pass leaves; whether there was some."""

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from d3serve.model import assembly
 from d3serve.model import engine as engine_module
 from d3serve.model.engine import DecisionEngine
 from d3serve.store.turns import TurnStore
@@ -137,11 +138,20 @@ async def test_short_jobs_in_one_pass_are_not_overtaken_by_later_ones(service):
     assert max(job.finished_at for job in early) <= late.started_at
 
 
+@pytest.mark.anyio
+async def test_short_jobs_of_a_turn_do_not_wait_for_a_long_one_of_the_same_turn(service):
+    long, short = await service.submit_many([LONG, "short"], wake=False)
+    service.start_worker(SECOND)
+    first, last = await service.finish_all([short, long])
+    assert first.started_at == last.started_at, "not one turn"
+    assert last.finished_at - first.finished_at > 0.5
+
+
 @pytest.fixture
 def roomy(tiny_checkpoint, monkeypatch):
     """The real engine; a pass of a thousand rows is long, and has some hundred steps."""
     monkeypatch.setattr(engine_module, "LONG_ROWS", 1000)
-    monkeypatch.setattr(engine_module, "MLP_ROWS", 100)
+    monkeypatch.setattr(assembly, "MLP_ROWS", 100)
     return DecisionEngine.load(str(tiny_checkpoint), device="cpu", state_cache_bytes=138_000_000)
 
 

@@ -1,0 +1,108 @@
+"""Faults while a long pass waits for a short one: nothing is lost or ended twice, each fault charged to its own."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.anyio, pytest.mark.faults]
+
+LONG = "x" * 40_000
+ENGINE = "ktoken_ms=150&yield_ms=5"  # LONG takes a second and a half
+
+
+async def beside(service, state, **options):
+    """A worker that reads a long state and has let a short job pass, which runs; the worker and both jobs' ids."""
+    worker = service.start_worker(ENGINE)
+    await service.ready()
+    long = await service.submit(LONG)
+    await service.running(long)
+    short = await service.submit(state, **options)
+    await service.running(short)
+    return worker, long, short
+
+
+async def charged(service, long, short):
+    """Both jobs' statuses and attempts, once both have ended, and nothing else has."""
+    jobs = await service.finish_all([long, short])
+    await service.settled()
+    assert sum((await service.finished()).values()) == 2
+    return [(job.status, job.attempt) for job in jobs]
+
+
+@pytest.mark.parametrize("killed", ["child", "machine"])
+async def test_what_kills_a_process_in_a_short_pass_costs_the_long_job_no_attempt(service, killed):
+    worker, long, short = await beside(service, "fake:sleep=2")
+    if killed == "child":
+        os.kill(service.child(worker), signal.SIGKILL)
+    else:
+        worker.kill()
+        service.start_worker(ENGINE)
+    assert await charged(service, long, short) == [("succeeded", 1), ("succeeded", 2)]
+
+
+async def test_a_worker_stalled_in_a_short_pass_past_both_leases_ends_neither_job_again(service):
+    stalled, long, short = await beside(service, "fake:sleep=2")
+    os.killpg(stalled.pid, signal.SIGSTOP)
+    service.start_worker(ENGINE)
+    assert await charged(service, long, short) == [("succeeded", 1), ("succeeded", 2)]
+    os.killpg(stalled.pid, signal.SIGCONT)
+    [late] = await stalled.events("job.done")
+    assert late["status"] == "refused"
+    after = await service.finish(await service.submit("after"))
+    assert after.status == "succeeded"
+    assert await service.finished() == {"succeeded": 3}
+
+
+async def test_a_device_that_dies_in_a_short_pass_costs_the_long_job_no_attempt(service):
+    service.start_worker(ENGINE)
+    await service.ready()
+    long = await service.submit(LONG)
+    await service.running(long)
+    short = await service.submit("fake:device-error")
+    most = service.settings.max_attempts
+    assert await charged(service, long, short) == [("succeeded", 1), ("failed", most)]
+
+
+@pytest.mark.parametrize(
+    ("state", "code"), [("fake:oom", "out_of_device_memory"), ("fake:nan", "invalid_model_output"),
+                        ("fake:crash", "internal_error")],
+)  # fmt: skip
+async def test_a_short_pass_that_fails_leaves_the_long_one_alone(service, state, code):
+    service.start_worker(ENGINE)
+    await service.ready()
+    long = await service.submit(LONG)
+    await service.running(long)
+    short = await service.submit(state)
+    assert await charged(service, long, short) == [("succeeded", 1), ("failed", 1)]
+    assert (await service.jobs.get(short, "me")).error.code == code
+    assert len([a_pass for a_pass in service.passes() if a_pass["fresh"]]) <= 2, "the long state is read once"
+
+
+async def test_a_short_job_that_is_canceled_beside_a_long_one_ends_alone(service):
+    _, long, short = await beside(service, "fake:sleep=1")
+    await service.jobs.cancel(short, "me")
+    assert await charged(service, long, short) == [("succeeded", 1), ("canceled", 1)]
+
+
+async def test_a_long_job_that_is_canceled_while_it_waits_ends_after_the_short_one(service):
+    _, long, short = await beside(service, "fake:sleep=1")
+    await service.jobs.cancel(long, "me")
+    assert await charged(service, long, short) == [("canceled", 1), ("succeeded", 1)]
+    assert len(service.passes()) == 1, "the long pass did not end"
+
+
+async def test_a_long_job_that_is_canceled_frees_the_device(service):
+    service.start_worker("ktoken_ms=6000&yield_ms=20")  # LONG takes a minute
+    await service.ready()
+    long = await service.submit(LONG, lane="offline")
+    await service.running(long)
+    await service.jobs.cancel(long, "me")
+    canceled_at = time.monotonic()
+    async with asyncio.timeout(20):
+        while service.redis.zcard(service.key("leases")):  # noqa: ASYNC110 # in Redis
+            await asyncio.sleep(0.01)
+    assert time.monotonic() - canceled_at < 15
+    assert service.passes() == []
