@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, JsonValue, StrictBool, StrictStr
 from pydantic_core import PydanticCustomError
 
-from d3serve.questions import Wire
+from d3serve.schemas.questions import Wire
 from d3serve.text.wording import TOLD, shown
 
 

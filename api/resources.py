@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from d3serve.questions import LIMITS
 from d3serve.schemas import ModelInfo
+from d3serve.schemas.questions import LIMITS
 from d3serve.settings import Settings
 from d3serve.store.records import JobRecord, QueueStats, RecordPage
 

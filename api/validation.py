@@ -18,8 +18,8 @@ from d3serve import errors
 from d3serve.api.media_parts import media_parts
 from d3serve.api.problems import MAX_PROBLEMS
 from d3serve.api.token_bounds import size_of
-from d3serve.questions import KINDS, LIMITS, Kind, Question, value_text
 from d3serve.schemas import DecisionRequest, JobOptions
+from d3serve.schemas.questions import KINDS, LIMITS, Kind, Question, value_text
 from d3serve.settings import Settings
 from d3serve.text.wording import complaint, shown
 

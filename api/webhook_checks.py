@@ -11,8 +11,8 @@ from pydantic import Field, TypeAdapter
 from d3serve.api.dependencies import Parts
 from d3serve.api.validation import Findings, check_body
 from d3serve.errors import Forbidden, InvalidRequest, NotFound, QueueFull, RateLimited
-from d3serve.questions import Wire
 from d3serve.schemas import JobEvent, WebhookTarget
+from d3serve.schemas.questions import Wire
 from d3serve.webhooks.egress import EgressPolicy
 from d3serve.webhooks.outbox import MAX_OPEN_BYTES, Delivery, Endpoint
 

@@ -33,8 +33,8 @@ from d3serve.model.engine import DecidedJob, DecisionEngine, PreparedJob
 from d3serve.model.random_weights import random_weights
 from d3serve.model.state_cache import StateCache
 from d3serve.model.weights import FullAttention, Weights
-from d3serve.questions import ChoiceQuestion, Question
 from d3serve.schemas import ModelInfo
+from d3serve.schemas.questions import ChoiceQuestion, Question
 
 LONG_STATES = "long states"  # names the comparison of cached with read ones among the rows
 LONG_PASS = 40_000  # tokens from which one run takes seconds, and the peers several times that

@@ -27,8 +27,8 @@ from typing import Any
 
 import redis
 
-from d3serve.questions import NoulAnswer, NoulQuestion
 from d3serve.schemas import DecisionRequest, DecisionResponse, Usage
+from d3serve.schemas.questions import NoulAnswer, NoulQuestion
 from d3serve.settings import Settings
 from d3serve.store.encode import to_json
 from d3serve.store.jobs import JobStore

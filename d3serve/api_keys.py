@@ -20,7 +20,7 @@ import structlog
 from pydantic import Field, ValidationError
 
 from d3serve.errors import InvalidSettings, Unauthorized
-from d3serve.questions import Wire
+from d3serve.schemas.questions import Wire
 from d3serve.settings import Settings
 from d3serve.text.wording import complaint
 

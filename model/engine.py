@@ -27,7 +27,7 @@ from d3serve.model.prompt import (
 )
 from d3serve.model.readout import read_probabilities
 from d3serve.model.state_cache import CacheStats
-from d3serve.questions import NoulQuestion, Question
+from d3serve.schemas.questions import NoulQuestion, Question
 
 __all__ = ["DecidedJob", "DecisionEngine", "PreparedJob"]
 

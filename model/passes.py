@@ -14,8 +14,8 @@ from d3serve.model.plan import QuestionRows, StatePlace, StateRows
 from d3serve.model.prompt import Tokens
 from d3serve.model.ranges import Entry
 from d3serve.model.state_cache import StateCache
-from d3serve.questions import Answer, Question
 from d3serve.schemas import Usage
+from d3serve.schemas.questions import Answer, Question
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from d3serve.errors import D3ServeError, InvalidQuestion, InvalidRequest, MaxTokensExceeded, TooManyOptions
 from d3serve.model.token_floor import TokenFloor
 from d3serve.model.tokenizer import Encoded, PromptTokenizer
-from d3serve.questions import Question, value_text
+from d3serve.schemas.questions import Question, value_text
 
 Tokens = NDArray[np.int32]
 

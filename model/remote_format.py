@@ -26,7 +26,7 @@ from d3serve.model.tokenizer import (
     load_tokenizer,
     transformers_tokenizer,
 )
-from d3serve.questions import ChoiceQuestion, NoulQuestion, Question
+from d3serve.schemas.questions import ChoiceQuestion, NoulQuestion, Question
 
 FILE = "d3_format.py"
 MARKER = "\u2060d3serve state\u2060"  # word joiners: no text holds this by accident

@@ -18,7 +18,7 @@ def render() -> str:
         [
             "# Settings",
             "",
-            "Written by `make docs` from `d3serve/settings.py`. Every process reads them once at start; a flag of the",
+            "Written by `make docs` from `d3serve/settings/`. Every process reads them once at start; a flag of the",
             "same name wins over the variable. Lists are JSON. An unknown `D3SERVE_*` variable is an error: remove new",
             "ones before you go back to an older version. An empty variable is as good as none, except for",
             "`D3SERVE_API_KEYS_FILE`, where it is an error. Relative paths lead from where the process was started.",

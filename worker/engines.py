@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from d3serve.errors import D3ServeError
-from d3serve.questions import Answer, Question
 from d3serve.schemas import ModelInfo, Usage
+from d3serve.schemas.questions import Answer, Question
 from d3serve.settings import Settings
 
 FAKE_SCHEME = "fake:"

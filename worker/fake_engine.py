@@ -29,8 +29,8 @@ from d3serve.errors import (
     MaxTokensExceeded,
     OutOfDeviceMemory,
 )
-from d3serve.questions import Answer, Question
 from d3serve.schemas import ModelInfo, Usage
+from d3serve.schemas.questions import Answer, Question
 from d3serve.store.encode import estimate_tokens, to_json
 
 FAULT = re.compile(r"fake:(kill|memory-error|oom|device-error|crash|sleep=([0-9.]+))")

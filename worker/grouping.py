@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from d3serve.errors import D3ServeError
-from d3serve.questions import Answer
 from d3serve.schemas import Usage
+from d3serve.schemas.questions import Answer
 from d3serve.worker.engines import Decided, Prepared
 
 

@@ -18,8 +18,8 @@ from d3serve.errors import (
     StateLost,
     StorageUnavailable,
 )
-from d3serve.questions import Answer, ErrorAnswer, QuestionError
 from d3serve.schemas import DecisionResponse, JobError, Usage
+from d3serve.schemas.questions import Answer, ErrorAnswer, QuestionError
 from d3serve.settings import Settings
 from d3serve.store.encode import decode_questions, decode_state
 from d3serve.store.turns import ClaimedJob, FreeMode, Turn, TurnStore

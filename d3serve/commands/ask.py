@@ -16,7 +16,7 @@ from d3serve.client import Client
 from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
 from d3serve.commands.terminal import messages, plain, printing
 from d3serve.errors import InvalidJSON, InvalidRequest, StorageUnavailable
-from d3serve.questions import Answer
+from d3serve.schemas.questions import Answer
 from d3serve.text.strict_json import read_json
 
 ANSWER: Final[TypeAdapter[Answer]] = TypeAdapter(Answer)

@@ -27,8 +27,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from d3serve.errors import BrokerUnavailable, StorageUnavailable
-from d3serve.redis_url import RedisURL
 from d3serve.settings import Settings
+from d3serve.settings.redis_url import RedisURL
 
 # redis-py types every reply for text and bytes at once. Ours are text, so a client is Any beyond this file.
 Client = Any

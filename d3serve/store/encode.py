@@ -9,8 +9,8 @@ from typing import Any
 import pydantic_core
 from pydantic import TypeAdapter
 
-from d3serve.questions import Question
 from d3serve.schemas import DecisionRequest, JobOptions, Lane, State, WebhookTarget
+from d3serve.schemas.questions import Question
 from d3serve.settings import Settings
 
 # One step of priority is worth this much waiting: a low job older than a normal one by more goes first.

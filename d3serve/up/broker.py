@@ -25,8 +25,8 @@ from redis.exceptions import BusyLoadingError, RedisError
 from redis.retry import Retry
 
 from d3serve.errors import BrokerUnavailable
-from d3serve.redis_url import unix_url
 from d3serve.settings import Settings
+from d3serve.settings.redis_url import unix_url
 from d3serve.store.connect import check_server
 from d3serve.store.private import make_private, open_private
 

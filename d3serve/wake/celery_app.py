@@ -13,9 +13,9 @@ from celery.signals import setup_logging
 from kombu.entity import Queue
 
 from d3serve.errors import InvalidSettings
-from d3serve.redis_url import RedisURL
 from d3serve.schemas import Lane
 from d3serve.settings import Settings
+from d3serve.settings.redis_url import RedisURL
 from d3serve.store.connect import server_of
 from d3serve.store.keys import Keys
 from d3serve.wake import transport

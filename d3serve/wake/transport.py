@@ -14,7 +14,7 @@ from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps
 from redis.exceptions import ResponseError
 
-from d3serve.redis_url import RedisURL
+from d3serve.settings.redis_url import RedisURL
 from d3serve.store.connect import connection_class, is_full
 
 WRITE: Final = "redis.call('DEL', KEYS[1] .. ':none') return redis.call(ARGV[1], KEYS[1], ARGV[2])"

@@ -11,8 +11,8 @@ import pytest
 import uvicorn
 
 from d3serve.api.app import create_app
-from d3serve.questions import ChoiceAnswer, NoulAnswer, ScoreAnswer
 from d3serve.schemas import DecisionResponse, JobError, ModelInfo, Usage
+from d3serve.schemas.questions import ChoiceAnswer, NoulAnswer, ScoreAnswer
 from d3serve.settings import Settings
 from d3serve.store.turns import TurnStore
 

@@ -4,7 +4,7 @@ import sys
 import unicodedata
 
 from d3serve.api.validation import _composed
-from d3serve.questions import BLANK
+from d3serve.schemas.questions import BLANK
 
 MARKLESS = ("Zs", "Zl", "Zp", "Cc", "Cf")
 UNKNOWN = "Cn"  # to this Python's table, which may be older than Unicode 15

@@ -3,8 +3,8 @@
 import pytest
 
 from d3serve.errors import InvalidSettings
-from d3serve.redis_url import RedisURL, unix_url
 from d3serve.settings import Settings
+from d3serve.settings.redis_url import RedisURL, unix_url
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from demo.training import Training
 from demo.words import WordModel
 
 from d3serve.model.engine import DecisionEngine
-from d3serve.questions import ChoiceQuestion, NoulQuestion
+from d3serve.schemas.questions import ChoiceQuestion, NoulQuestion
 
 WORDS = ("chess", "mail", "python", "library", "window", "sound", "archive", "matrix", "font", "kernel")
 

@@ -18,8 +18,8 @@ from pydantic import TypeAdapter
 
 from d3serve.api.bounded_connection import MAX_HEAD_BYTES
 from d3serve.commands.demo import REQUEST, TRUTHS
-from d3serve.questions import Answer
 from d3serve.schemas import DecisionRequest
+from d3serve.schemas.questions import Answer
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(180)

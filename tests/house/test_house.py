@@ -23,12 +23,7 @@ LAW: dict[str, tuple[set[str], set[str]]] = {
     "model": ({"d3serve", "model", "kernels"}, {"redis", "celery", "fastapi"}),
     "kernels": ({"kernels"}, {"transformers", "redis", "celery", "fastapi", "pydantic"}),
 }
-# folder of the shared room -> what else of the shared room it may import; nobody below imports what stands above
-FOLDERS = {
-    "store": {"errors", "questions", "redis_url", "schemas", "settings"},
-    "webhooks": {"errors", "logs", "schemas", "settings", "store"},
-}
-SHARED_FOR_MODEL = {"d3serve.errors", "d3serve.questions", "d3serve.schemas"}
+SHARED_FOR_MODEL = {"d3serve.errors", "d3serve.schemas"}
 # the command line imports a room inside the command that needs it
 LAZY_CLI = {"d3serve/commands/start.py", "d3serve/commands/checkpoints.py"}
 
@@ -83,19 +78,6 @@ def breaches(room: str) -> list[str]:
 def test_import_law(room: str) -> None:
     assert sources(room), f"no sources found in {room}: the walk is broken"
     assert breaches(room) == []
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_keeps_to_what_stands_below_it(folder: str) -> None:
-    files = sources(f"d3serve/{folder}")
-    assert files, f"no sources found in {folder}: the walk is broken"
-    used = {
-        module.split(".")[1] for path in files for module in imports(path) if module.startswith("d3serve.")
-    }
-    assert used - {folder} <= FOLDERS[folder]
-    for below in FOLDERS[folder]:
-        for path in [ROOT / "d3serve" / f"{below}.py", *sources(f"d3serve/{below}")]:
-            assert not path.exists() or not [m for m in imports(path) if m.startswith(f"d3serve.{folder}")]
 
 
 def test_import_law_sees_a_breach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

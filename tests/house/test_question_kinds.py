@@ -79,7 +79,7 @@ def test_a_kind_that_is_added_in_one_file_is_served_by_all_others(tmp_path: Path
     shutil.copytree(ROOT / "d3serve", tmp_path / "d3serve", symlinks=True)
     for room in ("api", "worker", "model", "kernels"):
         shutil.copytree(ROOT / room, tmp_path / room)
-    path = tmp_path / "d3serve" / "questions.py"
+    path = tmp_path / "d3serve" / "schemas" / "questions.py"
     text = path.read_text()
     seam = text.index("KINDS: Final")
     text = text[:seam] + KIND + text[seam:]

@@ -12,7 +12,7 @@ from oracle import Oracle, difference
 from published_vocabulary import published_vocabulary
 
 from d3serve.model.engine import DecisionEngine
-from d3serve.questions import Answer, ChoiceQuestion, NoulQuestion, Question, ScoreQuestion
+from d3serve.schemas.questions import Answer, ChoiceQuestion, NoulQuestion, Question, ScoreQuestion
 
 
 @pytest.fixture(scope="session")

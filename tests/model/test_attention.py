@@ -7,7 +7,7 @@ import torch
 
 from d3serve.kernels import reference
 from d3serve.model import engine as engine_module
-from d3serve.questions import ChoiceQuestion, NoulQuestion
+from d3serve.schemas.questions import ChoiceQuestion, NoulQuestion
 
 STATE = "the customer was charged twice for an order and asked our team "
 

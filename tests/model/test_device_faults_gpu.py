@@ -16,7 +16,7 @@ import torch, triton, triton.language as tl
 from d3serve.errors import DeviceError
 from d3serve.model.backbone import Backbone
 from d3serve.model.engine import DecisionEngine
-from d3serve.questions import NoulQuestion
+from d3serve.schemas.questions import NoulQuestion
 
 engine = DecisionEngine.load(sys.argv[1], device="cuda", state_cache_host_bytes=2**26)
 job = engine.prepare("a parcel", {"q": NoulQuestion(type="noul")})

@@ -8,7 +8,7 @@ from oracle import Oracle
 from d3serve.kernels.matrix import sum_rows_alike
 from d3serve.model import engine as engine_module
 from d3serve.model.engine import DecisionEngine
-from d3serve.questions import NoulQuestion
+from d3serve.schemas.questions import NoulQuestion
 
 pytestmark = pytest.mark.gpu
 

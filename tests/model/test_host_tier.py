@@ -7,7 +7,7 @@ from d3serve.errors import InvalidSettings
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.host_tier import HostTier
 from d3serve.model.state_cache import StateCache
-from d3serve.questions import NoulQuestion
+from d3serve.schemas.questions import NoulQuestion
 
 QUESTIONS = {"q": NoulQuestion(type="noul", instructions="Is it about a refund?")}
 STATES = tuple(f"Ticket {n}: I was charged twice and want a refund. " * (3 + n) for n in range(3))

@@ -5,7 +5,7 @@ from editing import edit
 
 from d3serve.errors import MaxTokensExceeded
 from d3serve.model.engine import DecisionEngine
-from d3serve.questions import NoulQuestion
+from d3serve.schemas.questions import NoulQuestion
 
 
 def test_a_prompt_that_is_too_long_names_its_question_and_is_not_cut(engine):

@@ -8,7 +8,7 @@ import pytest
 from d3serve.kernels import reference
 from d3serve.model import assembly
 from d3serve.model import engine as engine_module
-from d3serve.questions import NoulQuestion
+from d3serve.schemas.questions import NoulQuestion
 
 MODES = ("prefix_bidir", "causal", "noncausal_full_attention")
 TOLERANCE = 1e-4  # two FP32 implementations differ by 4e-6; each sabotage below moves at least 2.7e-2

@@ -13,7 +13,7 @@ from d3serve.model.engine import DecisionEngine
 from d3serve.model.host_tier import HostTier
 from d3serve.model.passes import Batch, PinnedPass, PreparedJob
 from d3serve.model.state_cache import StateCache
-from d3serve.questions import NoulQuestion
+from d3serve.schemas.questions import NoulQuestion
 
 ONE_LAYER_EACH = SimpleNamespace(
     full_layers=1, linear_layers=1, kv_heads=1, head_dim=2, linear_value_heads=1, linear_key_dim=2,

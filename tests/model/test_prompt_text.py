@@ -3,7 +3,7 @@
 import pytest
 
 from d3serve.model.prompt import question_part, state_part
-from d3serve.questions import ChoiceQuestion, NoulCriteria, NoulQuestion, ScoreQuestion
+from d3serve.schemas.questions import ChoiceQuestion, NoulCriteria, NoulQuestion, ScoreQuestion
 
 CODES = ["A", "B", "C", "AA"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from d3serve.model.readout import read_probabilities
-from d3serve.questions import ChoiceQuestion, NoulQuestion, ScoreQuestion, confidence
+from d3serve.schemas.questions import ChoiceQuestion, NoulQuestion, ScoreQuestion, confidence
 
 
 def test_probabilities_are_a_softmax_over_the_questions_own_codes():

@@ -17,7 +17,7 @@ from d3serve.errors import (
 from d3serve.model.checkpoint import load_weights
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.package import open_package
-from d3serve.questions import ChoiceQuestion, NoulQuestion, ScoreQuestion
+from d3serve.schemas.questions import ChoiceQuestion, NoulQuestion, ScoreQuestion
 
 
 def refusal(package) -> InvalidCheckpoint:

@@ -7,7 +7,7 @@ from editing import edit
 
 from d3serve.errors import InvalidCheckpoint, InvalidQuestion, InvalidRequest
 from d3serve.model.engine import DecisionEngine
-from d3serve.questions import ChoiceQuestion, NoulQuestion, ScoreQuestion
+from d3serve.schemas.questions import ChoiceQuestion, NoulQuestion, ScoreQuestion
 
 QUESTIONS = {
     "noul": NoulQuestion(type="noul", instructions="Urgent?"),

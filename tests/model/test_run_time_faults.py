@@ -9,7 +9,7 @@ from d3serve.model import device_faults
 from d3serve.model.backbone import Backbone
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.host_tier import HostTier
-from d3serve.questions import NoulQuestion
+from d3serve.schemas.questions import NoulQuestion
 
 QUESTIONS = {f"q{n}": NoulQuestion(type="noul", instructions=f"Is it {n} days late?") for n in range(10)}
 TWO = {name: QUESTIONS[name] for name in ("q0", "q1")}

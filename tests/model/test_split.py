@@ -10,7 +10,7 @@ from d3serve.errors import InvalidRequest
 from d3serve.model import prompt as prompt_module
 from d3serve.model.prompt import build_prompts, question_part, state_part
 from d3serve.model.tokenizer import CLOSING, OPENING, ROLE, Encoded, PromptTokenizer, answer_codes
-from d3serve.questions import ChoiceQuestion, NoulQuestion, ScoreQuestion
+from d3serve.schemas.questions import ChoiceQuestion, NoulQuestion, ScoreQuestion
 
 CODES = [chr(ord("A") + n) for n in range(26)]
 QUESTIONS = {

@@ -12,7 +12,7 @@ from d3serve.model.backbone import row_bytes, slot_bytes
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.ranges import RangeAllocator
 from d3serve.model.state_cache import StateCache
-from d3serve.questions import NoulQuestion
+from d3serve.schemas.questions import NoulQuestion
 
 QUESTIONS = {
     f"q{n}": NoulQuestion(type="noul", instructions=f"Is it {'very ' * n}urgent?") for n in range(16)

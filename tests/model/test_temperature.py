@@ -7,7 +7,7 @@ from editing import edit
 
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.package import open_package
-from d3serve.questions import NoulQuestion
+from d3serve.schemas.questions import NoulQuestion
 
 BUCKETS = {"max_questions": [1, 4, 16], "temperature": [2.0, 1.0, 0.5, 0.25]}
 ASKED = NoulQuestion(type="noul", instructions="Urgent?")

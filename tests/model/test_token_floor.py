@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from d3serve.errors import MaxTokensExceeded
 from d3serve.model import tokenizer as tokenizer_module
 from d3serve.model.engine import DecisionEngine
-from d3serve.questions import ChoiceQuestion, NoulQuestion
+from d3serve.schemas.questions import ChoiceQuestion, NoulQuestion
 
 YES = {"q": NoulQuestion(type="noul")}
 LIMIT = 1_000

@@ -10,7 +10,7 @@ from d3serve.model import engine as engine_module
 from d3serve.model.capacity import BESIDE_ROWS
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.state_cache import StateCache
-from d3serve.questions import NoulQuestion
+from d3serve.schemas.questions import NoulQuestion
 
 ASKED = {f"q{n}": NoulQuestion(type="noul", instructions=f"Is it {'very ' * n}urgent?") for n in range(3)}
 LONG = "the customer was charged twice for an order " * 60

@@ -10,8 +10,8 @@ import pytest
 import redis
 import redis.asyncio
 
-from d3serve.questions import ChoiceQuestion, NoulAnswer, NoulQuestion
 from d3serve.schemas import DecisionRequest, DecisionResponse, JobOptions, Usage
+from d3serve.schemas.questions import ChoiceQuestion, NoulAnswer, NoulQuestion
 from d3serve.settings import Settings
 from d3serve.store import lua
 from d3serve.store.jobs import JobStore

@@ -13,8 +13,8 @@ from kombu.exceptions import OperationalError
 
 import d3serve
 from d3serve.errors import InvalidSettings
-from d3serve.redis_url import RedisURL
 from d3serve.settings import Settings
+from d3serve.settings.redis_url import RedisURL
 from d3serve.store.connect import connection_class, open_sync
 from d3serve.store.keys import Keys
 from d3serve.wake.celery_app import Waker, make_app, queue_name, require_safe_pool

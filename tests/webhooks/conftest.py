@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from d3serve.questions import NoulAnswer, NoulQuestion
 from d3serve.schemas import DecisionRequest, DecisionResponse, JobError, JobOptions, Usage, WebhookTarget
+from d3serve.schemas.questions import NoulAnswer, NoulQuestion
 from d3serve.settings import Settings
 from d3serve.store.jobs import JobStore
 from d3serve.store.turns import TurnStore

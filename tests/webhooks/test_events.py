@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from d3serve.errors import EventErased, JobExpired
-from d3serve.questions import NoulQuestion
 from d3serve.schemas import DecisionRequest, JobError, JobOptions, WebhookTarget
+from d3serve.schemas.questions import NoulQuestion
 from d3serve.store.keys import Keys
 
 pytestmark = pytest.mark.anyio

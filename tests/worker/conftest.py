@@ -13,8 +13,8 @@ import pytest
 import redis
 from processes import is_alive
 
-from d3serve.questions import NoulQuestion
 from d3serve.schemas import DecisionRequest, JobOptions
+from d3serve.schemas.questions import NoulQuestion
 from d3serve.settings import Settings
 from d3serve.store.connect import open_sync
 from d3serve.store.jobs import JobStore

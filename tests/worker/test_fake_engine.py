@@ -3,7 +3,7 @@
 import pytest
 
 from d3serve.errors import InvalidCheckpoint, MaxTokensExceeded
-from d3serve.questions import ChoiceQuestion, NoulQuestion, ScoreQuestion
+from d3serve.schemas.questions import ChoiceQuestion, NoulQuestion, ScoreQuestion
 from d3serve.worker.fake_engine import FakeEngine
 
 QUESTIONS = {

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from d3serve.questions import NoulQuestion
 from d3serve.schemas import DecisionRequest, JobOptions
+from d3serve.schemas.questions import NoulQuestion
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from demo import labels
 from demo.index import Package
 from numpy.typing import NDArray
 
-from d3serve.questions import ChoiceQuestion, NoulCriteria, NoulQuestion, Question, ScoreQuestion
+from d3serve.schemas.questions import ChoiceQuestion, NoulCriteria, NoulQuestion, Question, ScoreQuestion
 
 Rng = np.random.Generator
 

@@ -9,8 +9,8 @@ import pytest
 from redis.exceptions import OutOfMemoryError
 
 from d3serve.errors import StorageUnavailable
-from d3serve.questions import NoulQuestion
 from d3serve.schemas import DecisionRequest
+from d3serve.schemas.questions import NoulQuestion
 from d3serve.store.jobs import JobStore
 from d3serve.up.broker import EmbeddedBroker
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from d3serve.questions import Answer, Question, Wire
+from d3serve.schemas.questions import Answer, Question, Wire
 
 JobStatus = Literal["queued", "running", "succeeded", "failed", "canceled", "expired"]
 FINAL_STATUSES: frozenset[JobStatus] = frozenset({"succeeded", "failed", "canceled", "expired"})

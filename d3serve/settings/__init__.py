@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from d3serve.errors import InvalidSettings
-from d3serve.redis_url import RedisURL
+from d3serve.settings.redis_url import RedisURL
 from d3serve.text.wording import complaint
 
 PREFIX = "D3SERVE_"
