@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
+from dataclasses import asdict
 from typing import Any, Final
 
 from fastapi.sse import format_sse_event
@@ -63,9 +64,10 @@ def events_of(job: JobRecord, result: bytes | None) -> Iterator[tuple[Place, str
         )
     if job.started_at is not None:
         yield (attempt, STARTED, 0), "started", {"started_at": job.started_at, "attempt": job.attempt}
-    if job.progress.questions_done:
-        done, total = job.progress.questions_done, job.progress.questions_total
-        yield (attempt, PROGRESS, done), "progress", {"questions_done": done, "questions_total": total}
+    if job.progress.fraction:
+        told = {name: value for name, value in asdict(job.progress).items() if value is not None}
+        del told["stage"]
+        yield (attempt, PROGRESS, round(1000 * job.progress.fraction)), "progress", told
     if result is not None:
         for number, (name, answer) in enumerate(json.loads(result)["answers"].items()):
             yield (attempt, ANSWER, number), "answer", {"question": name, "answer": answer}

@@ -1,6 +1,6 @@
 """Which prepared jobs go into one pass, and one job out of its batches again. Pure: no Redis, no tensors."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -57,6 +57,16 @@ class Joined:
     answers: Mapping[str, Answer]
     usage: Usage
     failed: Mapping[str, D3ServeError]
+
+
+def spans(batches: Sequence[Prepared]) -> Iterator[tuple[float, float]]:
+    """For each of a job's batches, which share of the work comes before it and which is its own."""
+    costs = [question_tokens(batch) for batch in batches]
+    costs[0] += batches[0].state_tokens
+    done, total = 0, max(1, sum(costs))
+    for cost in costs:
+        yield done / total, cost / total
+        done += cost
 
 
 def joined(parts: Sequence[Decided]) -> Decided:

@@ -25,7 +25,7 @@ from d3serve.store.encode import decode_questions, decode_state
 from d3serve.store.turns import ClaimedJob, FreeMode, Turn, TurnStore
 from d3serve.wake.celery_app import WakeSender
 from d3serve.worker.engines import Decided, Engine, Prepared
-from d3serve.worker.grouping import joined, plan_passes, question_tokens
+from d3serve.worker.grouping import joined, plan_passes, question_tokens, spans
 from d3serve.worker.lease import LeaseKeeper
 from d3serve.worker.yields import NobodyWaits, Yields
 
@@ -211,11 +211,11 @@ class TurnRunner:
         batches = work.prepared.batches(self._most_tokens, self._settings.max_batch_questions)
         parts: list[Decided] = []
         spent_s = 0.0
-        for batch in batches:
+        for batch, span in zip(batches, spans(batches), strict=True):
             if parts and not self._goes_on_after_others(turn, work, keeper, report):
                 return
             try:
-                decided, part_s = self._read(turn, [work], [batch], keeper, report)
+                decided, part_s = self._read(turn, [work], [batch], keeper, report, span)
             except (DeviceError, NobodyWaits):
                 raise
             except Exception as error:
@@ -254,8 +254,12 @@ class TurnRunner:
         jobs: Sequence[Prepared],
         keeper: LeaseKeeper,
         report: TurnReport,
+        span: tuple[float, float] = (0.0, 1.0),
     ) -> tuple[Sequence[Decided], float]:
-        """Run one pass; its answers, and the seconds that were its own."""
+        """Run one pass, `span` of its jobs' work: what was done before, and its own share.
+
+        Answers what it decided, and the seconds that were its own.
+        """
         began = time.perf_counter()
         if self._suspended:  # a short pass is over before anybody could pass by
             return self._engine.decide(jobs), time.perf_counter() - began
@@ -267,7 +271,14 @@ class TurnRunner:
         def let_pass() -> bool:
             return self._let_short_work_pass(turn, sorted(ids), report)
 
-        yields = Yields(wanted, let_pass if all(map(self._lets_pass, works)) else None)
+        def tell(share: float, spent_s: float) -> None:
+            before, part = span
+            done = before + part * share
+            self._store.progress(
+                turn.lease, "deciding", sorted(ids), (done, spent_s * (1 - done) / (part * share))
+            )
+
+        yields = Yields(wanted, let_pass if all(map(self._lets_pass, works)) else None, tell)
         decided = self._engine.decide(jobs, at_yield=yields)
         return decided, time.perf_counter() - began - yields.others_s
 

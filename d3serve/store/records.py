@@ -41,11 +41,17 @@ class QueuePosition:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is. One pass answers a whole job, so `questions_done` is 0 until all are; `stage` moves before."""
+    """How far a job is. One pass answers a whole job, so `questions_done` is 0 until all are; `stage` moves before.
+
+    `fraction` is the share of a long job's work that is done, from 0 to 1, and grows while an attempt runs; `eta_s` is
+    about how many seconds are left, while that is known.
+    """
 
     stage: Stage
     questions_done: int
     questions_total: int
+    fraction: float = 0.0
+    eta_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,8 @@ class JobRecord:
                 row["stage"],  # type: ignore[arg-type] # only our scripts write it
                 int(row["questions_done"]),
                 total,
+                1.0 if row["status"] == "succeeded" else float(row.get("fraction", 0)),
+                float(row["eta_s"]) if row["status"] == "running" and "eta_s" in row else None,
             ),
             error=JobError.model_validate_json(row["error"]) if "error" in row else None,
             usage=usage,

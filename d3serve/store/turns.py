@@ -142,9 +142,15 @@ class TurnStore:
         """Keep the lease; False when it has ended and every commit will be refused."""
         return bool(self._run("renew", lease, self._lease_ms))
 
-    def progress(self, lease: str, stage: Stage, jobs: Sequence[str]) -> set[str]:
-        """Note a stage; tell which of the jobs still need work (not canceled, expired or taken away)."""
-        return set(self._run("progress", lease, stage, *jobs)) if jobs else set()
+    def progress(
+        self, lease: str, stage: Stage, jobs: Sequence[str], done: tuple[float, float] | None = None
+    ) -> set[str]:
+        """Note a stage; tell which of the jobs still need work (not canceled, expired or taken away).
+
+        `done` is the share of the jobs' work that is done, and about how many seconds are left.
+        """
+        told = (f"{done[0]:.4f}", f"{done[1]:.1f}") if done else ("", "")
+        return set(self._run("progress", lease, stage, *told, *jobs)) if jobs else set()
 
     def succeed(
         self,

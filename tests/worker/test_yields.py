@@ -174,3 +174,19 @@ async def test_the_answers_of_a_long_job_keep_their_bits_whoever_passed(service,
     long, *short = jobs
     assert all(long.started_at <= job.started_at <= job.finished_at <= long.finished_at for job in short)
     assert {job.attempt for job in jobs} == {1}
+
+
+@pytest.mark.anyio
+async def test_a_running_job_tells_the_share_of_its_work_and_the_time_that_is_left(service):
+    service.start_worker("ktoken_ms=200&yield_ms=5")  # LONG takes two seconds
+    await service.ready()
+    long = await service.submit(LONG)
+    seen = [job async for job in service.jobs.watch(long, "me")]
+    told = [job for job in seen if job.status == "running" and job.progress.eta_s is not None]
+    shares = [job.progress.fraction for job in told]
+    assert len(set(shares)) >= 2
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < shares[-1] < 1
+    assert all(job.progress.eta_s > 0 for job in told)
+    assert (seen[-1].progress.fraction, seen[-1].progress.eta_s) == (1, None)
+    assert len(told) < 40, "a few times a second"

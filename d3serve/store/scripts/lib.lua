@@ -273,6 +273,7 @@ local function take(id, lease, worker, now)
   dequeue(id)
   redis.call('HSET', job, 'status', 'running', 'lease', lease, 'worker', worker, 'started', int(now),
     'stage', 'preparing', 'questions_done', '0')
+  redis.call('HDEL', job, 'fraction', 'eta_s')
   redis.call('HINCRBY', job, 'attempt', 1)
   redis.call('SADD', K('leasejobs', lease), id)
   if timeout > 0 then
@@ -300,7 +301,7 @@ local function return_job(id, lost, now)
     return 'dead'
   end
   redis.call('HSET', job, 'status', 'queued', 'stage', 'queued', 'questions_done', '0')
-  redis.call('HDEL', job, 'lease', 'worker', 'started')
+  redis.call('HDEL', job, 'lease', 'worker', 'started', 'fraction', 'eta_s')
   enqueue(id)
   tell(id, 'queued')
   return 'back'
