@@ -13,9 +13,13 @@ WITH_PRODUCTS := $(addprefix tests/kernels/test_,prefix_bidir.py gated_delta.py 
 demo: $(VENV)/.demo  ## everything at once: broker, API, worker, one real job
 	$(BIN)/d3serve demo --model checkpoints/demo-d3 --data-dir $(DEMO)/data
 
-test: $(VENV)/.dev lint  ## lint, types and every test that needs no GPU
+test: $(VENV)/.dev $(if $(T),,lint)  ## lint, types and every test that needs no GPU; T="tests/store -k lease": those alone
+ifdef T
+	$(BIN)/python -m pytest -m "not gpu and not faults and not hostile" $(T)
+else
 	$(BIN)/python -m pytest -n 2 -m "not gpu and not faults and not hostile"
 	OPENBLAS_CORETYPE=Haswell $(BIN)/python -m pytest -n 2 -m "not gpu" $(WITH_PRODUCTS)
+endif
 
 test-faults: $(VENV)/.dev  ## the long fault injections: real processes killed for real
 	$(BIN)/python -m pytest -m faults
