@@ -25,7 +25,7 @@ from d3serve.store.encode import decode_questions, decode_state
 from d3serve.store.turns import ClaimedJob, FreeMode, Turn, TurnStore
 from d3serve.wake.celery_app import WakeSender
 from d3serve.worker.engines import Decided, Engine, Prepared
-from d3serve.worker.grouping import joined, plan_passes, question_tokens, spans
+from d3serve.worker.grouping import joined, plan_batches, question_tokens, spans
 from d3serve.worker.lease import LeaseKeeper
 from d3serve.worker.yields import NobodyWaits, Yields
 
@@ -176,7 +176,7 @@ class TurnRunner:
         for work in works:
             lets_pass[self._lets_pass(work)].append(work)
         for chosen in (lets_pass[False], lets_pass[True]):
-            yield from plan_passes(
+            yield from plan_batches(
                 chosen,
                 frozenset(self._engine.cached_state_keys()),
                 max_tokens=self._most_tokens,
@@ -189,13 +189,13 @@ class TurnRunner:
         return min(most, self._engine.beside_tokens) if self._suspended else most
 
     def _decide(self, turn: Turn, works: Sequence[Work], keeper: LeaseKeeper, report: TurnReport) -> None:
-        """Run one pass; where it fails, halve it until the job at fault is alone, and fail only that."""
+        """Decide one batch; where it fails, halve it until the job at fault is alone, and fail only that."""
         try:
             decided, spent_s = self._read(turn, works, [work.prepared for work in works], keeper, report)
         except (DeviceError, NobodyWaits):
             raise
         except Exception as error:
-            log.warning("pass.halved", jobs=len(works), error=type(error).__name__)
+            log.warning("batch.halved", jobs=len(works), error=type(error).__name__)
             middle = len(works) // 2
             for half in (works[:middle], works[middle:]):
                 if len(half) == 1:
@@ -207,7 +207,7 @@ class TurnRunner:
             self._finish(turn, work, answer, spent_s, report)
 
     def _decide_alone(self, turn: Turn, work: Work, keeper: LeaseKeeper, report: TurnReport) -> None:
-        """Answer one job; one that is larger than a pass in batches, between which others have their turn."""
+        """Answer one job; one that is larger than a batch in several, between which others have their turn."""
         batches = work.prepared.batches(self._most_tokens, self._settings.max_batch_questions)
         parts: list[Decided] = []
         spent_s = 0.0
@@ -256,7 +256,7 @@ class TurnRunner:
         report: TurnReport,
         span: tuple[float, float] = (0.0, 1.0),
     ) -> tuple[Sequence[Decided], float]:
-        """Run one pass, `span` of its jobs' work: what was done before, and its own share.
+        """Decide one batch, `span` of its jobs' work: what was done before, and its own share.
 
         Answers what it decided, and the seconds that were its own.
         """

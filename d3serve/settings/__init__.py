@@ -201,8 +201,12 @@ class Settings(BaseSettings):
     )
 
     # the turn
-    max_batch_tokens: int = Field(default=16_384, ge=16, description="Token budget of one turn.")
-    max_batch_questions: int = Field(default=512, ge=1, description="Most questions in one turn.")
+    max_batch_tokens: int = Field(
+        default=16_384, ge=16, description="Token budget of a turn, and of each batch of it."
+    )
+    max_batch_questions: int = Field(
+        default=512, ge=1, description="Most questions in a turn, and in each batch of it."
+    )
     state_cache_bytes: int | None = Field(
         default=None,
         ge=0,

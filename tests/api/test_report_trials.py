@@ -71,7 +71,7 @@ TRIALS = {
         "test_the_job_at_fault_fails_alone_and_the_worker_goes_on",
     ),
     "replicate/replicate-python#460: a new final status": (
-        f"{API}/test_client.py",
+        "client/test_client.py",
         "test_a_status_that_we_do_not_know_ends_the_wait_if_the_job_is_done",
     ),
     "replicate/replicate-javascript#195: webhooks that fail unseen": (
@@ -131,7 +131,7 @@ TRIALS = {
         "test_place_and_estimate_in_the_queue_move",
     ),
     "fal-ai/fal-java#9: a client without timeouts": (
-        f"{API}/test_client.py",
+        "client/test_client.py",
         "test_every_request_has_an_end",
     ),
     "BerriAI/litellm#7518: a long poll cut off": (
@@ -143,7 +143,7 @@ TRIALS = {
         "test_no_input_makes_the_error_body_larger_than_16_kb",
     ),
     "runpod 1.12.0: https is never tried again": (
-        f"{API}/test_client.py",
+        "client/test_client.py",
         "test_a_submission_is_tried_again_under_one_key",
     ),
 }

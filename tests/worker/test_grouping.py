@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d3serve.worker.grouping import plan_passes, question_tokens
+from d3serve.worker.grouping import plan_batches, question_tokens
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ def items(draw):
 
 @given(items(), st.sets(st.sampled_from("01234")), st.integers(1, 4_000), st.integers(1, 40))
 def test_every_job_runs_once_in_order_within_both_budgets(jobs, cached, max_tokens, max_questions):
-    passes = plan_passes(jobs, frozenset(cached), max_tokens=max_tokens, max_questions=max_questions)
-    assert [item for chosen in passes for item in chosen] == jobs
+    batches = plan_batches(jobs, frozenset(cached), max_tokens=max_tokens, max_questions=max_questions)
+    assert [item for chosen in batches for item in chosen] == jobs
     known = set(cached)
-    for chosen in passes:
+    for chosen in batches:
         tokens = 0
         for item in chosen:
             tokens += question_tokens(item.prepared)
@@ -51,10 +51,10 @@ def test_every_job_runs_once_in_order_within_both_budgets(jobs, cached, max_toke
 
 def test_a_state_costs_its_tokens_once():
     jobs = [Item(i, Job("s", 1_000, 1_010, 1)) for i in range(10)]
-    assert len(plan_passes(jobs, frozenset(), max_tokens=1_100, max_questions=99)) == 1
-    assert len(plan_passes(jobs, frozenset(), max_tokens=1_099, max_questions=99)) == 2
-    assert len(plan_passes(jobs, frozenset({"s"}), max_tokens=100, max_questions=99)) == 1
+    assert len(plan_batches(jobs, frozenset(), max_tokens=1_100, max_questions=99)) == 1
+    assert len(plan_batches(jobs, frozenset(), max_tokens=1_099, max_questions=99)) == 2
+    assert len(plan_batches(jobs, frozenset({"s"}), max_tokens=100, max_questions=99)) == 1
 
 
 def test_no_jobs_make_no_pass():
-    assert plan_passes([], frozenset(), max_tokens=1, max_questions=1) == []
+    assert plan_batches([], frozenset(), max_tokens=1, max_questions=1) == []
