@@ -13,7 +13,7 @@ from rich.console import Console
 from d3serve.commands import ask
 from d3serve.errors import InvalidRequest, InvalidSettings, StartupError
 from d3serve.settings import Settings
-from d3serve.up import supervisor
+from d3serve.up import local, supervisor
 from d3serve.up.local import running
 
 FILE = Path(__file__)
@@ -68,6 +68,7 @@ def test_a_public_address_without_keys_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor.ProcessTree, "start", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr(local, "configure_logging", lambda *_, **__: None)  # the process is pytest's
     public = Settings(host="0.0.0.0", port=0, data_dir=tmp_path)  # noqa: S104 - what must be refused
     with pytest.raises(InvalidSettings, match="refusing to listen"), running(public):
         pytest.fail("it runs")
