@@ -81,7 +81,8 @@ def _prepare_kernel(
         tile = tl.load(
             mixed + source[:, None] * mixed_stride + channels[None, :], mask=in_pass[:, None], other=0.0
         )
-        acc += tap[None, :] * tile.to(tl.float32)
+        # Said outright: a compiler may fuse one of two sums and not the other, and a tap in FP32 shows which.
+        acc = tl.fma(tl.broadcast_to(tap[None, :], [TILE, K]), tile.to(tl.float32), acc)
     if slot >= 0:  # the first rows of a segment also see the columns of a slot
         base = states + slot.to(tl.int64) * C * (W - 1)
         for newer in tl.static_range(
@@ -92,7 +93,8 @@ def _prepare_kernel(
             for back in tl.static_range(1, W):
                 tap = tl.load(weight + channels * W + (W - 1 - back)).to(tl.float32)
                 sees = back - offs_t - previous_rows == W - 1 - column
-                acc += tap[None, :] * tl.where(sees[:, None], history[None, :], 0.0)
+                seen = tl.where(sees[:, None], history[None, :], 0.0)
+                acc = tl.fma(tl.broadcast_to(tap[None, :], [TILE, K]), seen, acc)
     acc = acc * tl.sigmoid(acc)
     if block < 2 * HK:
         acc = acc * tl.rsqrt(tl.sum(acc * acc, axis=1) + eps)[:, None]
