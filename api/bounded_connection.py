@@ -39,7 +39,7 @@ class BoundedConnection(HttpToolsProtocol):
             None  # uvicorn's own is the newest, which may wait in a pipeline
         )
         self._answered_early = False
-        self._messages = self._framing_bytes = self._body_bytes = 0
+        self._messages = self._framing_bytes = self._body_bytes = self._discarded_bytes = 0
 
     # --- phases ------------------------------------------------------------------------------------
 
@@ -60,6 +60,7 @@ class BoundedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Read on, and count what is no body: heads, chunk sizes and their extensions, trailers."""
         if self._parts_since is not None:
+            self._discard(data)
             return
         messages, body_bytes = self._messages, self._body_bytes
         super().data_received(data)
@@ -174,6 +175,15 @@ class BoundedConnection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.flow.resume_reading()
         self.transport.write_eof()
+
+    def _discard(self, data: bytes) -> None:
+        """Look at no more of a request that has its answer: as much as a body may have, then not even that.
+
+        A flood that is read costs others a processor for as long as it is; one that is not waits in its own kernel.
+        """
+        self._discarded_bytes += len(data)
+        if self._discarded_bytes > self._max_body_bytes:
+            self.flow.pause_reading()
 
     def _give_up_answers(self) -> None:
         """Tell what is under way that nobody hears its answer."""

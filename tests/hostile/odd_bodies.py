@@ -94,7 +94,7 @@ def mutated(chance, size):
         case 2:
             place, end = sorted((chance.randrange(len(body)), chance.randrange(len(body))))
             body = body[:end] + body[place:end] * chance.randrange(1, 4) + body[end:]
-    return body
+    return body[: 20 * MIB]  # more than may be sent; of much more an answer need not arrive
 
 
 def encoded(chance, body):
@@ -148,7 +148,8 @@ def _value(chance, depth, size):
         case 0:
             return _text(chance, size)
         case 1:
-            return [chance.choice(SCALARS)] * (size // 4)
+            scalar = chance.choice(SCALARS)
+            return [scalar] * (size // (len(json.dumps(scalar)) + 2))
         case 2 | 3 | 4:
             return chance.choice(SCALARS)
         case 5 | 6:
