@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from d3serve.schemas import Lane, ModelInfo
-from d3serve.store.connect import AsyncClient
-from d3serve.store.keys import Keys
-from d3serve.store.lua import run_script_async
 from d3serve.store.records import LaneStats, QueuePosition, QueueStats, WorkerInfo
+from d3serve.store.table import AsyncTable
 
 LANES: tuple[Lane, ...] = ("interactive", "offline")
 SPEED_AGE_S = 1.0
@@ -26,22 +24,18 @@ class Crowd:
 class Census:
     """Views that are right to within about a second; none of them changes anything."""
 
-    def __init__(self, client: AsyncClient, keys: Keys) -> None:
-        self._client = client
-        self._key = keys
+    def __init__(self, table: AsyncTable) -> None:
+        self._table = table
+        self._key = table.key
         self._speed = 0.0
         self._speed_until = 0.0
         self._crowds: dict[Lane, Crowd] = {}
 
-    async def now_ms(self) -> int:
-        """Redis' clock."""
-        seconds, micros = await self._client.time()
-        return int(seconds) * 1000 + int(micros) // 1000
-
     async def workers(self) -> list[WorkerInfo]:
         """Every worker that has given a sign of life lately."""
-        ids = await self._client.zrangebyscore(self._key("workers"), await self.now_ms(), "+inf")
-        async with self._client.pipeline(transaction=False) as pipe:
+        now_ms = await self._table.now_us() // 1000
+        ids = await self._table.send("zrangebyscore", self._key("workers"), now_ms, "+inf")
+        async with self._table.pipeline() as pipe:
             for worker in ids:
                 pipe.hgetall(self._key("worker", worker))
             rows = await pipe.execute()
@@ -64,7 +58,7 @@ class Census:
 
         Tenants take turns: while those of its own come first, every other tenant is given as much, or all it asked for.
         """
-        found = await run_script_async(self._client, "ahead", self._key.prefix, job_id)
+        found = await self._table.run("ahead", job_id)
         if not found:
             return None
         lane, tenant, jobs, tokens = found
@@ -80,7 +74,7 @@ class Census:
         """What each tenant has waiting in a lane, at most a second old: every poll of a waiting job asks."""
         crowd = self._crowds.get(lane)
         if crowd is None or time.monotonic() >= crowd.until:
-            async with self._client.pipeline(transaction=False) as pipe:
+            async with self._table.pipeline() as pipe:
                 pipe.hgetall(self._key("waiting", lane))
                 pipe.zcard(self._key("queued", lane))
                 told, jobs = await pipe.execute()
@@ -98,7 +92,7 @@ class Census:
 
     async def waiting_of(self, tenant: str) -> dict[Lane, dict[str, int]]:
         """A tenant's own jobs that wait, and their tokens, by lane."""
-        async with self._client.pipeline(transaction=False) as pipe:
+        async with self._table.pipeline() as pipe:
             for lane in LANES:
                 pipe.zcard(self._key("line", f"{lane}:{tenant}"))
                 pipe.hget(self._key("waiting", lane), tenant)
@@ -111,10 +105,10 @@ class Census:
 
     async def stats(self) -> QueueStats:
         """The queue as it is now."""
-        workers, now = await self.workers(), await self.now_ms()
-        lanes = {lane: await self._lane(lane, now) for lane in LANES}
-        leases = await self._client.zrange(self._key("leases"), 0, -1)
-        async with self._client.pipeline(transaction=False) as pipe:
+        workers, now_ms = await self.workers(), await self._table.now_us() // 1000
+        lanes = {lane: await self._lane(lane, now_ms) for lane in LANES}
+        leases = await self._table.send("zrange", self._key("leases"), 0, -1)
+        async with self._table.pipeline() as pipe:
             pipe.hgetall(self._key("finished"))
             pipe.hgetall(self._key("work"))
             for lease in leases:
@@ -130,7 +124,7 @@ class Census:
         )
 
     async def _lane(self, lane: Lane, now_ms: int) -> LaneStats:
-        async with self._client.pipeline(transaction=False) as pipe:
+        async with self._table.pipeline() as pipe:
             pipe.zcard(self._key("queued", lane))
             pipe.zcard(self._key("ready", lane))
             pipe.hmget(self._key("load", lane), "tokens", "bytes")

@@ -20,16 +20,15 @@ from d3serve.errors import (
 from d3serve.schemas import DecisionRequest, JobStatus, Lane, ModelInfo
 from d3serve.settings import Settings
 from d3serve.store.census import LANES, Census
-from d3serve.store.connect import AsyncClient, close_async, open_async, storage_errors
+from d3serve.store.connect import AsyncClient, open_async
 from d3serve.store.encode import EncodedJob, EncodedRequest, encode_job, encode_request
 from d3serve.store.erasure import Eraser
-from d3serve.store.keys import Keys
 from d3serve.store.limits import Limits
 from d3serve.store.listing import Filters, page
-from d3serve.store.lua import Argument, ScriptName, run_script_async
 from d3serve.store.memory import MemoryGuard
 from d3serve.store.records import JobRecord, Progress, QueueStats, RecordPage, Submitted, WorkerInfo, summary
 from d3serve.store.states import LargeStates
+from d3serve.store.table import AsyncTable
 from d3serve.store.waiters import REREAD_S, Dispatcher
 
 CALLERS_TTL_S = 120  # longer than any call waits: a dead API process is forgotten
@@ -43,13 +42,13 @@ class JobStore:
     """
 
     def __init__(self, client: AsyncClient, settings: Settings) -> None:
-        self._client = client
+        self._table = AsyncTable(client, settings.namespace)
         self._settings = settings
-        self._key = Keys(settings.namespace)
-        self._census = Census(client, self._key)
-        self._memory = MemoryGuard(client)
-        self._states = LargeStates(client, self._key, settings.state_dir)
-        self._eraser = Eraser(client, self._key)
+        self._key = self._table.key
+        self._census = Census(self._table)
+        self._memory = MemoryGuard(self._table)
+        self._states = LargeStates(self._table, settings.state_dir)
+        self._eraser = Eraser(self._table)
         self._dispatcher = Dispatcher(client, self._key("done"))
 
     @classmethod
@@ -67,7 +66,7 @@ class JobStore:
     ) -> None:
         """Stop the dispatcher, let its waiters go, and close the connections."""
         await self._dispatcher.stop()
-        await close_async(self._client)
+        await self._table.close()
 
     @property
     def stopping(self) -> bool:
@@ -114,14 +113,13 @@ class JobStore:
         idem_ttl_s = idempotency_ttl_s or self._settings.idempotency_ttl_s
         idem = "" if idempotency_key is None else _digest(f"{tenant}\0{idempotency_key}")
         job_id = f"job_{secrets.token_hex(12)}"
-        with storage_errors():
-            await self._memory.admit()
-            answer = await self._states.submit(job, lambda state: self._run(
-                "submit", job_id, job.group, job.lane, tenant, state, len(job.state), job.questions,
-                job.rank_offset_ms, job.expires_ms, idem, fingerprint, 1000 * idem_ttl_s,
-                *self._limits.arguments,
-                *(part for field in job.fields.items() for part in field),
-            ))  # fmt: skip
+        await self._memory.admit()
+        answer = await self._states.submit(job, lambda state: self._table.run(
+            "submit", job_id, job.group, job.lane, tenant, state, len(job.state), job.questions,
+            job.rank_offset_ms, job.expires_ms, idem, fingerprint, 1000 * idem_ttl_s,
+            *self._limits.arguments,
+            *(part for field in job.fields.items() for part in field),
+        ))  # fmt: skip
         if answer[0] == "reused":
             raise IdempotencyKeyReused("this Idempotency-Key came before with another body")
         if answer[0] in ("full", "quota"):
@@ -133,8 +131,7 @@ class JobStore:
 
         The status is `canceled` at once, and a running worker's late commit is refused.
         """
-        with storage_errors():
-            await self._run("cancel", job_id, tenant)
+        await self._table.run("cancel", job_id, tenant)
         return await self.get(job_id, tenant)
 
     async def retry(self, job_id: str, tenant: str) -> Submitted:
@@ -145,8 +142,7 @@ class JobStore:
             JobExpired: its input is gone.
         and like `get`.
         """
-        with storage_errors():
-            answer = await self._run("retry", job_id, tenant)
+        answer = await self._table.run("retry", job_id, tenant)
         if answer[0] == "new":
             return _submitted(answer)
         job = await self.get(job_id, tenant)
@@ -164,8 +160,7 @@ class JobStore:
             JobNotFinished: the job is running; cancel it first.
         and like `get`.
         """
-        with storage_errors():
-            answer = await self._run("delete", job_id, tenant)
+        answer = await self._table.run("delete", job_id, tenant)
         if answer[0] == -1:
             await self._raise_missing(job_id, tenant)
         if answer[0] == 0:
@@ -174,36 +169,31 @@ class JobStore:
     async def join(self, job_id: str) -> None:
         """Count in one synchronous call that waits for the job; `leave` counts it out."""
         key = self._key("callers", job_id)
-        with storage_errors():
-            async with self._client.pipeline() as pipe:
-                await pipe.incr(key).expire(key, CALLERS_TTL_S).execute()
+        async with self._table.pipeline(transaction=True) as pipe:
+            await pipe.incr(key).expire(key, CALLERS_TTL_S).execute()
 
     async def leave(self, job_id: str) -> None:
         """Count out one synchronous call."""
         key = self._key("callers", job_id)
-        with storage_errors():
-            async with self._client.pipeline() as pipe:
-                await pipe.decr(key).expire(key, CALLERS_TTL_S).execute()
+        async with self._table.pipeline(transaction=True) as pipe:
+            await pipe.decr(key).expire(key, CALLERS_TTL_S).execute()
 
     async def callers(self, job_id: str) -> int:
         """Tell how many synchronous calls wait for the job, in every API process together."""
-        with storage_errors():
-            return int(await self._client.get(self._key("callers", job_id)) or 0)
+        return int(await self._table.send("get", self._key("callers", job_id)) or 0)
 
     async def count_request(self, key_id: str, window_s: int) -> tuple[int, float]:
         """Count one request of a caller; tell how many it has sent in this window, and when that ends, in seconds."""
-        with storage_errors():
-            count, left_ms = await self._run("rate", key_id, 1000 * window_s)
+        count, left_ms = await self._table.run("rate", key_id, 1000 * window_s)
         return count, max(left_ms, 0) / 1000
 
     async def sweep(self) -> list[Lane]:
         """Do what nobody asks for: end overdue jobs and free dead leases, as workers do while one lives; remove states
         that nobody needs, and erased texts from the append-only file. The lanes whose workers must be woken.
         """
-        with storage_errors():
-            *_, wakes = await self._run("reap", *LANES)
-            await self._states.sweep()
-            await self._eraser.sweep()
+        *_, wakes = await self._table.run("reap", *LANES)
+        await self._states.sweep()
+        await self._eraser.sweep()
         return list(wakes)
 
     # --- reading jobs ------------------------------------------------------------------------------
@@ -272,10 +262,9 @@ class JobStore:
         job = await self.get(job_id, tenant)
         if job.status != "succeeded":
             raise JobNotFinished(f"job {job_id} is {job.status}", details={"status": job.status})
-        with storage_errors():
-            text = await self._client.get(self._key("res", job_id))
-            if text is None:
-                await self._raise_missing(job_id, tenant)
+        text = await self._table.send("get", self._key("res", job_id))
+        if text is None:
+            await self._raise_missing(job_id, tenant)
         return job, str(text).encode()
 
     async def list_jobs(
@@ -297,53 +286,42 @@ class JobStore:
             InvalidRequest: the cursor is not one of ours.
         """
         filters = Filters(status, model, created_after, metadata)
-        with storage_errors():
-            return await page(self._client, self._key, tenant, filters, limit, cursor)
+        return await page(self._table, tenant, filters, limit, cursor)
 
     async def models(self) -> list[ModelInfo]:
         """Tell what live workers serve, without repetition; one that loads again after a crash still counts."""
-        with storage_errors():
-            return await self._census.models()
+        return await self._census.models()
 
     async def workers(self) -> list[WorkerInfo]:
         """Tell every worker process that has given a sign of life in the last 30 s."""
-        with storage_errors():
-            return await self._census.workers()
+        return await self._census.workers()
 
     async def stats(self) -> QueueStats:
         """Tell depth, age and speed of the queue."""
-        with storage_errors():
-            return await self._census.stats()
+        return await self._census.stats()
 
     async def waiting_of(self, tenant: str) -> dict[Lane, dict[str, int]]:
         """Tell what of a tenant's jobs waits, lane by lane: `queued_jobs` and `queued_tokens`."""
-        with storage_errors():
-            return await self._census.waiting_of(tenant)
+        return await self._census.waiting_of(tenant)
 
     async def ping(self) -> None:
         """Return when Redis answers and takes new jobs."""
-        with storage_errors():
-            await self._client.ping()
-            await self._memory.admit()
+        await self._table.send("ping")
+        await self._memory.admit()
 
     # --- the small parts ---------------------------------------------------------------------------
 
-    async def _run(self, name: ScriptName, *args: Argument) -> Any:
-        return await run_script_async(self._client, name, self._key.prefix, *args)
-
     async def _read(self, job_id: str, tenant: str | None) -> JobRecord:
         """Read the job; None: for waiters who have read it as its tenant."""
-        with storage_errors():
-            row = await self._client.hgetall(self._key("job", job_id))
-            if not row or tenant not in (None, row["tenant"]):
-                await self._raise_missing(job_id, tenant)
+        row = await self._table.send("hgetall", self._key("job", job_id))
+        if not row or tenant not in (None, row["tenant"]):
+            await self._raise_missing(job_id, tenant)
         return JobRecord.from_hash(job_id, row)
 
     async def _with_position(self, job: JobRecord) -> JobRecord:
         if job.status != "queued":
             return job
-        with storage_errors():
-            place = await self._census.position(job.id)
+        place = await self._census.position(job.id)
         return job.waiting_at(place) if place else job
 
     async def _pause(self, event: asyncio.Event, left_s: float) -> None:
@@ -352,7 +330,7 @@ class JobStore:
 
     async def _raise_missing(self, job_id: str, tenant: str | None) -> NoReturn:
         """Tell a job that was from one that never was."""
-        stone = await self._client.get(self._key("gone", job_id))
+        stone = await self._table.send("get", self._key("gone", job_id))
         expired_ms, _, owner = (stone or "").partition(" ")
         if owner != tenant:
             raise JobNotFound(f"no job {job_id}")

@@ -7,7 +7,6 @@ from typing import Any
 from d3serve.errors import QueueFull, QuotaExceeded
 from d3serve.settings import Settings
 from d3serve.store.census import Census
-from d3serve.store.connect import storage_errors
 
 SOONEST_S, LATEST_S = 5.0, 60.0  # sooner than that, whoever else was refused has taken the room
 UNKNOWN_S = 10.0
@@ -57,7 +56,6 @@ class Limits:
 
     async def _room_after_s(self, tenant: str | None) -> float:
         """When there may be room: after a tenth of what waits, of one tenant or of all."""
-        with storage_errors():
-            tokens = await self.census.waiting_tokens(tenant)
-            speed = await self.census.tokens_per_s()
+        tokens = await self.census.waiting_tokens(tenant)
+        speed = await self.census.tokens_per_s()
         return round(min(LATEST_S, max(SOONEST_S, tokens / speed / 10 if speed else UNKNOWN_S)))

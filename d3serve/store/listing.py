@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from d3serve.errors import InvalidRequest
 from d3serve.schemas import JobStatus
-from d3serve.store.connect import AsyncClient
-from d3serve.store.keys import Keys
 from d3serve.store.records import JobRecord, RecordPage
+from d3serve.store.table import AsyncTable
 
 BATCH = 100
 SCAN = 1_000  # jobs looked at for one page, however few of them match
@@ -62,15 +61,15 @@ class Place:
 
 
 async def page(
-    client: AsyncClient, keys: Keys, tenant: str, filters: Filters, limit: int, cursor: str | None
+    table: AsyncTable, tenant: str, filters: Filters, limit: int, cursor: str | None
 ) -> RecordPage:
     """One page; it may hold fewer than `limit` jobs and still have a cursor, where the filters match little."""
     place = Place.parse(cursor) if cursor else None
     found: list[JobRecord] = []
     for _ in range(SCAN // BATCH):
-        places = await _batch(client, keys, tenant, filters.created_after, place)
-        wanted = (await _matching(client, keys, filters, places))[: limit - len(found)]
-        found += await _read(client, keys, wanted)
+        places = await _batch(table, tenant, filters.created_after, place)
+        wanted = (await _matching(table, filters, places))[: limit - len(found)]
+        found += await _read(table, wanted)
         if wanted and len(found) == limit:
             return RecordPage(tuple(found), str(wanted[-1]))
         if len(places) < BATCH:
@@ -80,7 +79,7 @@ async def page(
 
 
 async def _batch(
-    client: AsyncClient, keys: Keys, tenant: str, created_after: float | None, place: Place | None
+    table: AsyncTable, tenant: str, created_after: float | None, place: Place | None
 ) -> list[Place]:
     """The next jobs after a place; jobs of one microsecond stand in reverse order of their ids."""
     # Jobs show their age in whole milliseconds.
@@ -88,27 +87,27 @@ async def _batch(
     newest = "+inf" if place is None else place.score
     skip = 0
     if place is not None:
-        same = await client.zrevrangebyscore(keys("jobs", tenant), newest, newest)
+        same = await table.send("zrevrangebyscore", table.key("jobs", tenant), newest, newest)
         skip = sum(1 for job_id in same if job_id >= place.job_id)
-    pairs = await client.zrevrangebyscore(
-        keys("jobs", tenant), newest, oldest, start=skip, num=BATCH, withscores=True
+    pairs = await table.send(
+        "zrevrangebyscore", table.key("jobs", tenant), newest, oldest, start=skip, num=BATCH, withscores=True
     )
     return [Place(round(score * 1000), job_id) for job_id, score in pairs]
 
 
-async def _matching(client: AsyncClient, keys: Keys, filters: Filters, places: list[Place]) -> list[Place]:
+async def _matching(table: AsyncTable, filters: Filters, places: list[Place]) -> list[Place]:
     """Those of the jobs that match; only what the filters ask for is read."""
-    async with client.pipeline(transaction=False) as pipe:
+    async with table.pipeline() as pipe:
         for place in places:
-            pipe.hmget(keys("job", place.job_id), "status", "model", "metadata")
+            pipe.hmget(table.key("job", place.job_id), "status", "model", "metadata")
         told = await pipe.execute()
     return [place for place, row in zip(places, told, strict=True) if filters.match(*row)]
 
 
-async def _read(client: AsyncClient, keys: Keys, places: list[Place]) -> list[JobRecord]:
+async def _read(table: AsyncTable, places: list[Place]) -> list[JobRecord]:
     """The jobs; one that has gone meanwhile is left out."""
-    async with client.pipeline(transaction=False) as pipe:
+    async with table.pipeline() as pipe:
         for place in places:
-            pipe.hgetall(keys("job", place.job_id))
+            pipe.hgetall(table.key("job", place.job_id))
         rows = await pipe.execute()
     return [JobRecord.from_hash(place.job_id, row) for place, row in zip(places, rows, strict=True) if row]

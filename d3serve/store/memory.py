@@ -5,7 +5,8 @@ import time
 from redis.exceptions import ResponseError
 
 from d3serve.errors import StorageUnavailable
-from d3serve.store.connect import AsyncClient
+from d3serve.store.connect import storage_errors
+from d3serve.store.table import AsyncTable
 
 HIGH_WATER = 0.9
 CHECK_EVERY_S = 1.0
@@ -14,8 +15,8 @@ CHECK_EVERY_S = 1.0
 class MemoryGuard:
     """Asks Redis at most once a second how full it is."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, table: AsyncTable) -> None:
+        self._client = table.client
         self._share = 0.0
         self._until = 0.0
 
@@ -32,9 +33,12 @@ class MemoryGuard:
             raise StorageUnavailable(f"the job table is {self._share:.0%} full; waiting jobs go first")
 
     async def _used_share(self) -> float:
-        try:
-            memory = await self._client.info("memory")
-        except ResponseError:  # barred on some managed servers: the first write of SUBMIT is the guard then
-            return 0.0
+        with storage_errors():
+            try:
+                memory = await self._client.info("memory")
+            except (
+                ResponseError
+            ):  # barred on some managed servers: then the first write of SUBMIT is the guard
+                return 0.0
         limit = int(memory.get("maxmemory", 0))
         return int(memory["used_memory"]) / limit if limit else 0.0

@@ -1,13 +1,11 @@
 """What an operator does with the job table: see what each tenant has in it, and take out what one has."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from d3serve.settings import Settings
 from d3serve.store.census import LANES
 from d3serve.store.connect import Client, open_sync, storage_errors
-from d3serve.store.keys import Keys
-from d3serve.store.lua import run_script
+from d3serve.store.table import Table
 
 AT_ONCE = 500
 
@@ -27,8 +25,8 @@ class Operator:
     """Works on Redis directly, past keys and quotas; raises StorageUnavailable."""
 
     def __init__(self, client: Client, namespace: str) -> None:
-        self._client = client
-        self._key = Keys(namespace)
+        self._table = Table(client, namespace)
+        self._key = self._table.key
 
     @classmethod
     def open(cls, settings: Settings) -> "Operator":
@@ -37,31 +35,31 @@ class Operator:
 
     def tenants(self) -> list[TenantUse]:
         """Every tenant that has jobs, the one that keeps the most first."""
-        with storage_errors():
-            uses = [self._use(tenant) for tenant in self._names()]
+        uses = [self._use(tenant) for tenant in self._names()]
         return sorted(uses, key=lambda use: (-use.kept_bytes, use.tenant))
 
     def purge(self, tenant: str) -> int:
         """Cancel and erase all jobs of a tenant, those that come meanwhile included; how many there were."""
         erased = 0
-        with storage_errors():
-            while ids := self._client.zrange(self._key("jobs", tenant), 0, AT_ONCE - 1):
-                erased += sum(self._erase(job_id, tenant) for job_id in ids)
+        while ids := self._table.send("zrange", self._key("jobs", tenant), 0, AT_ONCE - 1):
+            erased += sum(self._erase(job_id, tenant) for job_id in ids)
         return erased
 
     def _erase(self, job_id: str, tenant: str) -> bool:
-        run_script(self._client, "cancel", self._key.prefix, job_id, tenant)
-        answer = run_script(self._client, "delete", self._key.prefix, job_id, tenant)
-        self._client.zrem(self._key("jobs", tenant), job_id)  # of one that had gone only its name was left
+        self._table.run("cancel", job_id, tenant)
+        answer = self._table.run("delete", job_id, tenant)
+        # Of one that had gone only its name was left.
+        self._table.send("zrem", self._key("jobs", tenant), job_id)
         return bool(answer[0] == 1)
 
-    def _names(self) -> Iterator[str]:
+    def _names(self) -> list[str]:
         listed = self._key("jobs")
-        for name in self._client.scan_iter(match=listed + "*", count=1_000):
-            yield str(name).removeprefix(listed)
+        with storage_errors():
+            found = self._table.client.scan_iter(match=listed + "*", count=1_000)
+            return [str(name).removeprefix(listed) for name in found]
 
     def _use(self, tenant: str) -> TenantUse:
-        with self._client.pipeline(transaction=False) as pipe:
+        with self._table.pipeline() as pipe:
             pipe.zcard(self._key("jobs", tenant))
             pipe.hget(self._key("kept"), tenant)
             for lane in LANES:

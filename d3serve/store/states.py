@@ -21,11 +21,9 @@ from typing import Any, Final
 import structlog
 
 from d3serve.errors import StateLost, StorageUnavailable
-from d3serve.store.connect import AsyncClient
 from d3serve.store.encode import EncodedJob
-from d3serve.store.keys import Keys
-from d3serve.store.lua import run_script_async
 from d3serve.store.private import make_private, opener
+from d3serve.store.table import AsyncTable
 
 LARGE_BYTES: Final = 256 * 2**10  # smaller ones are cheaper to send than to ask for: docs/adr/0006
 GRACE_S: Final = 120.0  # a submission is refused or written long before its file is this old
@@ -141,9 +139,8 @@ def group_of(reference: str) -> str:
 class LargeStates:
     """What the API does with large states: sends each once, and removes the files that nobody refers to."""
 
-    def __init__(self, client: AsyncClient, key: Keys, root: Path | None) -> None:
-        self._client = client
-        self._key = key
+    def __init__(self, table: AsyncTable, root: Path | None) -> None:
+        self._table = table
         self._files = StateFolder(root) if root else None
         self._folder = ""
         self._sweep_at = 0.0
@@ -193,13 +190,14 @@ class LargeStates:
             await asyncio.to_thread(self._files.mend, kept, job.state)
 
     async def _stored(self, groups: list[str]) -> list[str]:
-        return list(await run_script_async(self._client, "stored", self._key.prefix, *groups))
+        return list(await self._table.run("stored", *groups))
 
     async def _folder_name(self) -> str:
         """The folder of this queue: another queue that shares the root must not sweep ours."""
         if not self._folder:
-            await self._client.set(self._key("folder"), secrets.token_hex(8), nx=True)
-            name = str(await self._client.get(self._key("folder")))
+            key = self._table.key("folder")
+            await self._table.send("set", key, secrets.token_hex(8), nx=True)
+            name = str(await self._table.send("get", key))
             if not FOLDER.fullmatch(name):
                 raise StorageUnavailable("the job table names a folder of states that d3serve never made")
             self._folder = name

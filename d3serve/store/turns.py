@@ -3,18 +3,17 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import structlog
 
 from d3serve.errors import RequestError, StateLost, error_class
 from d3serve.schemas import DecisionResponse, JobError, Lane, Usage
 from d3serve.settings import Settings
-from d3serve.store.connect import Client, open_sync, storage_errors
-from d3serve.store.keys import Keys
-from d3serve.store.lua import Argument, ScriptName, run_script
+from d3serve.store.connect import Client, open_sync
 from d3serve.store.records import Stage
 from d3serve.store.states import REFERENCE, StateFolder
+from d3serve.store.table import Argument, Table
 
 FAIRNESS_MS = 5_000  # a group that has waited longer goes before any warm one
 OFFLINE_PATIENCE_MS = (
@@ -76,13 +75,14 @@ class Reaped:
 class TurnStore:
     """Raises StorageUnavailable when its patience ends.
 
-    A script that was sent and not answered is sent again, so each does no more the second time than the first.
+    A script that was sent and not answered is sent again, so each does no more the second time than the first; all
+    but `count`, which may count twice.
     """
 
     def __init__(self, client: Client, settings: Settings, worker: str) -> None:
-        self._client = client
+        self._table = Table(client, settings.namespace)
         self._settings = settings
-        self._key = Keys(settings.namespace)
+        self._key = self._table.key
         self._files = StateFolder(settings.state_dir) if settings.state_dir else None
         self.worker = worker
         self._read_tokens = 0
@@ -95,15 +95,11 @@ class TurnStore:
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._table.close()
 
     @property
     def _lease_ms(self) -> int:
         return round(self._settings.lease_s * 1000)
-
-    def _run(self, name: ScriptName, *args: Argument) -> Any:
-        with storage_errors():
-            return run_script(self._client, name, self._key.prefix, *args)
 
     # --- one turn ----------------------------------------------------------------------------------
 
@@ -117,7 +113,7 @@ class TurnStore:
         settings, lease = self._settings, secrets.token_hex(8)
         lanes = [lane for lane in settings.lanes if not beside or lane == "interactive"]
         most = settings.max_batch_tokens if max_tokens is None else min(max_tokens, settings.max_batch_tokens)
-        wakes, *groups = self._run(
+        wakes, *groups = self._table.run(
             "claim", lease, self.worker, pid, self._lease_ms, most, settings.max_batch_questions, MAX_GROUPS,
             FAIRNESS_MS, OFFLINE_PATIENCE_MS, self.revision, beside, *lanes,
         )  # fmt: skip
@@ -125,22 +121,21 @@ class TurnStore:
 
     def interactive_waits(self) -> bool:
         """Whether a claim beside a long turn may find something; one cheap command."""
-        with storage_errors():
-            return bool(self._client.zcard(self._key("ready", "interactive")))
+        return bool(self._table.send("zcard", self._key("ready", "interactive")))
 
     def held(self, lease: str) -> set[str]:
         """The jobs of a lease that are neither done nor taken away; one cheap command."""
-        with storage_errors():
-            return set(self._client.smembers(self._key("leasejobs", lease)))
+        return set(self._table.send("smembers", self._key("leasejobs", lease)))
 
     def more(self, lease: str) -> list[ClaimedJob]:
         """Take jobs that joined the turn's groups since it began."""
         settings = self._settings
-        return self._fetch(self._run("more", lease, settings.max_batch_tokens, settings.max_batch_questions))
+        groups = self._table.run("more", lease, settings.max_batch_tokens, settings.max_batch_questions)
+        return self._fetch(groups)
 
     def renew(self, lease: str) -> bool:
         """Keep the lease; False when it has ended and every commit will be refused."""
-        return bool(self._run("renew", lease, self._lease_ms))
+        return bool(self._table.run("renew", lease, self._lease_ms))
 
     def progress(
         self, lease: str, stage: Stage, jobs: Sequence[str], done: tuple[float, float] | None = None
@@ -150,7 +145,7 @@ class TurnStore:
         `done` is the share of the jobs' work that is done, and about how many seconds are left.
         """
         told = (f"{done[0]:.4f}", f"{done[1]:.1f}") if done else ("", "")
-        return set(self._run("progress", lease, stage, *told, *jobs)) if jobs else set()
+        return set(self._table.run("progress", lease, stage, *told, *jobs)) if jobs else set()
 
     def succeed(
         self,
@@ -167,7 +162,7 @@ class TurnStore:
         usage = response.usage
         self._read_tokens += usage.computed_tokens
         return bool(
-            self._run(
+            self._table.run(
                 "commit", lease, job_id, "succeeded", response.model_dump_json(), usage.model_dump_json(),
                 len(response.answers), "" if pass_ms is None else round(pass_ms, 1), identity, "",
             )
@@ -186,23 +181,22 @@ class TurnStore:
         told = usage.model_dump_json() if usage else ""
         text = error.model_dump_json(exclude_none=True)
         refusal = issubclass(error_class(error.code), RequestError) and not error.retryable
-        return bool(self._run("commit", lease, job_id, "failed", text, told, 0, "", "", int(refusal)))
+        return bool(self._table.run("commit", lease, job_id, "failed", text, told, 0, "", "", int(refusal)))
 
     def free(self, lease: str, mode: FreeMode, warm: Sequence[str] = ()) -> Freed:
         """End the lease; what is unfinished waits again."""
-        return Freed(*self._run("free", lease, mode, self.worker, WARM_TTL_MS, *warm))
+        return Freed(*self._table.run("free", lease, mode, self.worker, WARM_TTL_MS, *warm))
 
     # --- between turns -----------------------------------------------------------------------------
 
     def reap(self) -> Reaped:
         """Free leases that ran out, end overdue jobs, find lanes whose wake-up was lost."""
-        return Reaped(*self._run("reap", *self._settings.lanes))
+        return Reaped(*self._table.run("reap", *self._settings.lanes))
 
     def own_leases(self) -> dict[str, int]:
         """This worker's leases, each with the process id that holds it."""
-        with storage_errors():
-            leases = self._client.zrange(self._key("leases"), 0, -1)
-            rows = [self._client.hmget(self._key("lease", lease), "worker", "pid") for lease in leases]
+        leases = self._table.send("zrange", self._key("leases"), 0, -1)
+        rows = [self._table.send("hmget", self._key("lease", lease), "worker", "pid") for lease in leases]
         return {
             lease: int(pid)
             for lease, (worker, pid) in zip(leases, rows, strict=True)
@@ -211,27 +205,25 @@ class TurnStore:
 
     def publish(self, fields: Mapping[str, str | int | float]) -> None:
         """Say how this worker is, and that it is alive, for the next 30 s."""
-        self._run("tell", self.worker, WORKER_TTL_MS, *_pairs(fields))
+        self._table.run("tell", self.worker, WORKER_TTL_MS, *_pairs(fields))
 
     def serve(self, model: str, fields: Mapping[str, str | int | float]) -> tuple[str, str] | None:
         """Publish fields beside the name of a model; None, or the live worker and its other model that forbid it."""
-        found = self._run("serve", self.worker, WORKER_TTL_MS, model, *_pairs(fields))
+        found = self._table.run("serve", self.worker, WORKER_TTL_MS, model, *_pairs(fields))
         return (found[0], found[1]) if found else None
 
     def published(self, *fields: str) -> list[str | None]:
         """What this worker has published, field by field."""
-        with storage_errors():
-            return list(self._client.hmget(self._key("worker", self.worker), *fields))
+        return list(self._table.send("hmget", self._key("worker", self.worker), *fields))
 
     def count(self, name: str) -> int:
         """Add one to a counter among what this worker publishes; the new value."""
-        return int(self._run("count", self.worker, WORKER_TTL_MS, name))
+        return int(self._table.run("count", self.worker, WORKER_TTL_MS, name))
 
     def retire(self) -> None:
         """Take this worker off the list of the living."""
-        with storage_errors():
-            self._client.delete(self._key("worker", self.worker))
-            self._client.zrem(self._key("workers"), self.worker)
+        self._table.send("delete", self._key("worker", self.worker))
+        self._table.send("zrem", self._key("workers"), self.worker)
 
     # --- the small parts ---------------------------------------------------------------------------
 
@@ -253,7 +245,7 @@ class TurnStore:
         if not groups:
             return []
         ids = [(group, job_id) for group, members in groups for job_id in members]
-        with storage_errors(), self._client.pipeline(transaction=False) as pipe:
+        with self._table.pipeline() as pipe:
             for group, _ in groups:
                 pipe.get(self._key("st", group))
             for _, job_id in ids:

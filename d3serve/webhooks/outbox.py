@@ -15,9 +15,8 @@ from typing import Final, Literal, NamedTuple, Self
 from d3serve.errors import EventErased, InvalidRequest, NotFound
 from d3serve.schemas import JobEvent
 from d3serve.settings import Settings
-from d3serve.store.connect import AsyncClient, open_async, storage_errors
-from d3serve.store.keys import Keys
-from d3serve.store.lua import run_script_async
+from d3serve.store.connect import AsyncClient, open_async
+from d3serve.store.table import AsyncTable
 from d3serve.webhooks.signing import new_secret
 
 OLD_SECRET_S: Final = 86_400  # after a rotation both secrets sign for a day
@@ -123,8 +122,8 @@ class HookStore:
     """Raises StorageUnavailable when Redis is unreachable or full; a tenant sees only what is its own."""
 
     def __init__(self, client: AsyncClient, settings: Settings) -> None:
-        self._client = client
-        self._key = Keys(settings.namespace)
+        self._table = AsyncTable(client, settings.namespace)
+        self._key = self._table.key
 
     @classmethod
     def open(cls, settings: Settings) -> Self:
@@ -133,13 +132,11 @@ class HookStore:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self._table.close()
 
     async def now_s(self) -> float:
         """Redis' clock."""
-        with storage_errors():
-            seconds, micros = await self._client.time()
-        return int(seconds) + int(micros) / 1e6
+        return await self._table.now_us() / 1e6
 
     # --- endpoints ---------------------------------------------------------------------------------
 
@@ -153,15 +150,14 @@ class HookStore:
             id=f"ep_{secrets.token_hex(10)}", tenant=tenant, url=url, events=tuple(events),
             secrets=((new_secret(), 0.0),), created_at=await self.now_s(),
         )  # fmt: skip
-        with storage_errors():
-            if await self._client.hlen(self._key("endpoints", tenant)) >= MAX_ENDPOINTS:
-                raise InvalidRequest(f"there are {MAX_ENDPOINTS} webhook endpoints already; delete one")
+        if await self._table.send("hlen", self._key("endpoints", tenant)) >= MAX_ENDPOINTS:
+            raise InvalidRequest(f"there are {MAX_ENDPOINTS} webhook endpoints already; delete one")
         return await self.save_endpoint(endpoint)
 
     async def save_endpoint(self, endpoint: Endpoint) -> Endpoint:
         """Write an endpoint as it now is."""
-        with storage_errors():
-            await self._client.hset(self._key("endpoints", endpoint.tenant), endpoint.id, endpoint.to_json())
+        key = self._key("endpoints", endpoint.tenant)
+        await self._table.send("hset", key, endpoint.id, endpoint.to_json())
         return endpoint
 
     async def endpoint(self, tenant: str, endpoint_id: str) -> Endpoint:
@@ -170,23 +166,20 @@ class HookStore:
         Raises:
             NotFound: the tenant has none of this id.
         """
-        with storage_errors():
-            text = await self._client.hget(self._key("endpoints", tenant), endpoint_id)
+        text = await self._table.send("hget", self._key("endpoints", tenant), endpoint_id)
         if text is None:
             raise NotFound("no such webhook endpoint", field="endpoint_id")
         return Endpoint.from_json(text)
 
     async def endpoints(self, tenant: str) -> list[Endpoint]:
         """Read a tenant's endpoints, oldest first."""
-        with storage_errors():
-            texts = await self._client.hvals(self._key("endpoints", tenant))
+        texts = await self._table.send("hvals", self._key("endpoints", tenant))
         return sorted(map(Endpoint.from_json, texts), key=lambda endpoint: endpoint.created_at)
 
     async def delete_endpoint(self, tenant: str, endpoint_id: str) -> None:
         """Remove an endpoint; what is due for it dies at its next try."""
         await self.endpoint(tenant, endpoint_id)
-        with storage_errors():
-            await self._client.hdel(self._key("endpoints", tenant), endpoint_id)
+        await self._table.send("hdel", self._key("endpoints", tenant), endpoint_id)
 
     async def rotate_secret(self, tenant: str, endpoint_id: str) -> Endpoint:
         """Give the endpoint a new secret; for a day the one before it signs too."""
@@ -197,9 +190,8 @@ class HookStore:
     async def tenant_secret(self, tenant: str) -> str:
         """The secret that signs deliveries to the URLs that jobs name themselves; made when first asked for."""
         key = self._key("hook_secret", tenant)
-        with storage_errors():
-            await self._client.set(key, new_secret(), nx=True)
-            return str(await self._client.get(key))
+        await self._table.send("set", key, new_secret(), nx=True)
+        return str(await self._table.send("get", key))
 
     async def target(self, delivery: Delivery) -> Target:
         """Where a delivery goes and what signs it now: an endpoint may have moved since the event.
@@ -217,31 +209,27 @@ class HookStore:
 
     async def claim(self, most: int, lease_s: float) -> list[str]:
         """Take deliveries that are due; one not settled within `lease_s` is due again."""
-        with storage_errors():
-            lease_ms = round(lease_s * 1000)
-            return list(await run_script_async(self._client, "hook_claim", self._key.prefix, most, lease_ms))
+        return list(await self._table.run("hook_claim", most, round(lease_s * 1000)))
 
     async def open_delivery(
         self, tenant: str, event: str, url: str, endpoint_id: str | None, data: str
     ) -> Delivery:
         """Make a delivery that no job caused, due now, with an id that no other has."""
         delivery_id = f"msg_{secrets.token_hex(12)}"
-        with storage_errors():
-            await run_script_async(
-                self._client, "hook_open", self._key.prefix, delivery_id, tenant, data,
-                "event", event, "url", url, "endpoint_id", endpoint_id or "",
-            )  # fmt: skip
+        await self._table.run(
+            "hook_open", delivery_id, tenant, data,
+            "event", event, "url", url, "endpoint_id", endpoint_id or "",
+        )  # fmt: skip
         return await self.delivery(delivery_id)
 
     async def settle(self, delivery: Delivery, *, was: DeliveryState = "pending") -> bool:
         """Write what became of a delivery that was in the state `was`; False when it no longer is, as after DELETE."""
         due = "" if delivery.next_try_at is None else int(delivery.next_try_at * 1000)  # "now" is due now
         tries = json.dumps([asdict(one) for one in delivery.tries])
-        with storage_errors():
-            return bool(await run_script_async(
-                self._client, "hook_settle", self._key.prefix, delivery.id, was, delivery.state, due,
-                "url", delivery.url, "tries", tries, "schedule_from", delivery.schedule_from,
-            ))  # fmt: skip
+        return bool(await self._table.run(
+            "hook_settle", delivery.id, was, delivery.state, due,
+            "url", delivery.url, "tries", tries, "schedule_from", delivery.schedule_from,
+        ))  # fmt: skip
 
     async def redeliver(self, delivery_id: str, tenant: str) -> Delivery:
         """Make a delivery due now, its schedule begun anew.
@@ -264,11 +252,7 @@ class HookStore:
 
     async def postpone(self, delivery: Delivery, seconds: float) -> None:
         """Make a claimed delivery due again after `seconds`; that is no try."""
-        with storage_errors():
-            await run_script_async(
-                self._client, "hook_postpone", self._key.prefix, delivery.id, delivery.tenant,
-                round(seconds * 1000),
-            )  # fmt: skip
+        await self._table.run("hook_postpone", delivery.id, delivery.tenant, round(seconds * 1000))
 
     async def delivery(self, delivery_id: str, tenant: str | None = None) -> Delivery:
         """Read a delivery with what it tells; with `tenant`, only if it is that tenant's.
@@ -276,10 +260,9 @@ class HookStore:
         Raises:
             NotFound: there is none, or no longer.
         """
-        with storage_errors():
-            async with self._client.pipeline(transaction=True) as pipe:
-                pipe.hgetall(self._key("delivery", delivery_id)).get(self._key("told", delivery_id))
-                row, data = await pipe.execute()
+        async with self._table.pipeline(transaction=True) as pipe:
+            pipe.hgetall(self._key("delivery", delivery_id)).get(self._key("told", delivery_id))
+            row, data = await pipe.execute()
         if not row or tenant not in (None, row["tenant"]):
             raise NotFound("no such webhook delivery", field="delivery_id")
         return Delivery.from_hash(delivery_id, row, data)
@@ -288,25 +271,23 @@ class HookStore:
         self, tenant: str, *, job_id: str | None = None, state: DeliveryState | None = None, limit: int = 50
     ) -> list[Delivery]:
         """Read a tenant's deliveries, newest first, without what they tell."""
-        with storage_errors():
-            ids = await self._client.zrevrange(self._key("hooks_of", tenant), 0, -1)
-            found: list[Delivery] = []
-            for start in range(0, len(ids), 100):
-                some = ids[start : start + 100]
-                async with self._client.pipeline(transaction=False) as pipe:
-                    for one in some:
-                        pipe.hgetall(self._key("delivery", one))
-                    rows = await pipe.execute()
-                found += [
-                    Delivery.from_hash(one, row)
-                    for one, row in zip(some, rows, strict=True)
-                    if row and job_id in (None, row.get("job_id")) and state in (None, row["state"])
-                ]
-                if len(found) >= limit:
-                    break
+        ids = await self._table.send("zrevrange", self._key("hooks_of", tenant), 0, -1)
+        found: list[Delivery] = []
+        for start in range(0, len(ids), 100):
+            some = ids[start : start + 100]
+            async with self._table.pipeline() as pipe:
+                for one in some:
+                    pipe.hgetall(self._key("delivery", one))
+                rows = await pipe.execute()
+            found += [
+                Delivery.from_hash(one, row)
+                for one, row in zip(some, rows, strict=True)
+                if row and job_id in (None, row.get("job_id")) and state in (None, row["state"])
+            ]
+            if len(found) >= limit:
+                break
         return found[:limit]
 
     async def open_bytes(self, tenant: str) -> int:
         """How much a tenant's undelivered events take."""
-        with storage_errors():
-            return int(await self._client.hget(self._key("hooks_open", tenant), "total") or 0)
+        return int(await self._table.send("hget", self._key("hooks_open", tenant), "total") or 0)

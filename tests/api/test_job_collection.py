@@ -128,7 +128,7 @@ def test_the_event_stream_tells_a_jobs_life_once_and_resumes(service, worker):
     collected = []
     reader = threading.Thread(target=lambda: collected.extend(read_events(service, job["urls"]["events"])))
     reader.start()
-    while worker.turns._client.pubsub_numsub(worker.turns._key("done"))[0][1] == 0:
+    while worker.turns._table.client.pubsub_numsub(worker.turns._key("done"))[0][1] == 0:
         pass
     worker.work()
     reader.join(timeout=20)

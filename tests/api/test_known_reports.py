@@ -135,7 +135,7 @@ async def test_fifty_identical_calls_at_once_are_one_job(client, take_turns, wor
         answers = await asyncio.gather(*(client.post("/v1/systemone", json=body()) for _ in range(50)))
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.headers["location"] for answer in answers}) == 1
-    assert worker.turns._client.hget(worker.turns._key("finished"), "succeeded") == "1"
+    assert worker.turns._table.client.hget(worker.turns._key("finished"), "succeeded") == "1"
 
 
 async def test_a_job_still_waits_when_the_api_stops_and_a_waiter_is_told_to_come_back(settings, worker):

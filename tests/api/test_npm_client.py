@@ -49,7 +49,7 @@ def ask(folder, address, **environment):
 
 
 def jobs_made(worker):
-    return worker.turns._client.zcard(worker.turns._key("jobs", "public"))
+    return worker.turns._table.client.zcard(worker.turns._key("jobs", "public"))
 
 
 def test_the_javascript_sdk_works_unchanged(folder, service, take_turns):

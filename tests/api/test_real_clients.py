@@ -27,7 +27,7 @@ def sdk(address, **options):
 
 
 def jobs_made(worker):
-    return worker.turns._client.zcard(worker.turns._key("jobs", "public"))
+    return worker.turns._table.client.zcard(worker.turns._key("jobs", "public"))
 
 
 def test_the_stock_sdk_works_unchanged(service, worker, take_turns):
@@ -144,7 +144,7 @@ async def test_identical_calls_that_find_a_failed_job_run_it_again_once(client, 
 
 
 def canceled(worker):
-    return int(worker.turns._client.hget(worker.turns._key("finished"), "canceled") or 0)
+    return int(worker.turns._table.client.hget(worker.turns._key("finished"), "canceled") or 0)
 
 
 @pytest.mark.parametrize("comes_back", [False, True])

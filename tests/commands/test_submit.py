@@ -65,7 +65,7 @@ def statuses(files):
 
 
 def jobs_made(worker):
-    return worker.turns._client.zcard(worker.turns._key("jobs", "public"))
+    return worker.turns._table.client.zcard(worker.turns._key("jobs", "public"))
 
 
 def test_every_line_gets_its_outcome(files, service, take_turns, worker):

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from d3serve.store import waiters as waiters_module
-from d3serve.store.jobs import JobStore
-from d3serve.store.turns import TurnStore
+from d3serve.store.table import AsyncTable, Table
 
 pytestmark = pytest.mark.anyio
 
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def twice(monkeypatch):
     """Every answer is lost on its way, so every call is sent again."""
-    run, run_async = TurnStore._run, JobStore._run
+    run, run_async = Table.run, AsyncTable.run
 
     def again(self, *args):
         run(self, *args)
@@ -24,8 +23,8 @@ def twice(monkeypatch):
         await run_async(self, *args)
         return await run_async(self, *args)
 
-    monkeypatch.setattr(TurnStore, "_run", again)
-    monkeypatch.setattr(JobStore, "_run", again_async)
+    monkeypatch.setattr(Table, "run", again)
+    monkeypatch.setattr(AsyncTable, "run", again_async)
 
 
 class TestSentTwice:
@@ -55,13 +54,13 @@ class TestSentTwice:
 
     @pytest.mark.sabotage("submit", "if redis.call('EXISTS', K('job', id)) == 1 then", "if false then")
     async def test_a_submit_sent_again_when_its_job_already_runs_leaves_it_alone(self, table, monkeypatch):
-        sent, run = [], table.jobs._run
+        sent, run = [], table.jobs._table.run
 
         async def noted(*args):
             sent.append(args)
             return await run(*args)
 
-        monkeypatch.setattr(table.jobs, "_run", noted)
+        monkeypatch.setattr(table.jobs._table, "run", noted)
         job_id = await table.submit()
         table.worker().claim(1)
         assert (await run(*sent[0]))[:2] == ["new", job_id]
@@ -73,7 +72,7 @@ class TestSentTwice:
         worker = table.worker()
         turn = worker.claim(1)
         late = await table.submit("s")
-        worker._run("more", turn.lease, 1_000, 10)  # nobody hears of it
+        worker._table.run("more", turn.lease, 1_000, 10)  # nobody hears of it
         assert worker.more(turn.lease) == []
         worker.free(turn.lease, "back")
         assert (await table.jobs.get(late, "me")).attempt == 0

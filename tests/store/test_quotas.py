@@ -139,7 +139,7 @@ class TestKept:
         settings = table.settings.model_copy(update={"state_dir": tmp_path / "states"})
         usage = SimpleNamespace(free=states.FREE_BYTES)
         monkeypatch.setattr(states.shutil, "disk_usage", lambda _folder: usage)
-        async with JobStore(table.jobs._client, settings) as jobs:
+        async with JobStore(table.jobs._table.client, settings) as jobs:
             with pytest.raises(StorageUnavailable, match="nearly full"):
                 await jobs.submit(make_request("x" * MB), tenant="me")
         assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -236,7 +236,7 @@ class TestClaim:
         worker = table.worker()
         turn = worker.claim(1)
         arguments = ("claim", turn.lease, "worker-1", 1, 5000, 100, 100, 8, 5000, 30000, "", 0, "interactive")
-        [_, [group, ids]] = worker._run(*arguments)
+        [_, [group, ids]] = worker._table.run(*arguments)
         assert (group, ids) == (turn.jobs[0].group, [job_id])
         assert (await table.jobs.get(job_id, "me")).attempt == 1
 

@@ -1,0 +1,82 @@
+"""The job table itself: a client, the keys of a namespace, the scripts on them. Every store stands on one.
+
+What goes through `run`, `send` and `pipeline` raises StorageUnavailable where Redis is away, full or not ready for us.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, get_args
+
+from d3serve.store import lua
+from d3serve.store.connect import AsyncClient, Client, close_async, storage_errors
+from d3serve.store.keys import Keys
+
+Argument = str | int | float | bytes
+
+
+class _Table:
+    """What both halves have; `client` is for what maps its errors itself."""
+
+    def __init__(self, client: Any, namespace: str) -> None:
+        self.client = client
+        self.key = Keys(namespace)
+        # redis-py's: known by their digest, and sent again to a server that has forgotten them.
+        self._scripts = {name: client.register_script(lua.script(name)) for name in get_args(lua.ScriptName)}
+
+
+class Table(_Table):
+    """The table as workers and operators use it."""
+
+    client: Client
+
+    def run(self, name: lua.ScriptName, *args: Argument) -> Any:
+        """Run a script: one step, wholly done or not at all."""
+        with storage_errors():
+            return self._scripts[name]((self.key.prefix,), args)
+
+    def send(self, command: str, *args: Argument, **options: Any) -> Any:
+        """Send one command, by redis-py's name for it."""
+        with storage_errors():
+            return getattr(self.client, command)(*args, **options)
+
+    @contextmanager
+    def pipeline(self) -> Iterator[Any]:
+        """Commands that travel together; others may come between them."""
+        with storage_errors(), self.client.pipeline(transaction=False) as pipe:
+            yield pipe
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+
+
+class AsyncTable(_Table):
+    """The same for asyncio, as the API and the webhook sender use it."""
+
+    client: AsyncClient
+
+    async def run(self, name: lua.ScriptName, *args: Argument) -> Any:
+        """Run a script: one step, wholly done or not at all."""
+        with storage_errors():
+            return await self._scripts[name]((self.key.prefix,), args)
+
+    async def send(self, command: str, *args: Argument, **options: Any) -> Any:
+        """Send one command, by redis-py's name for it."""
+        with storage_errors():
+            return await getattr(self.client, command)(*args, **options)
+
+    @asynccontextmanager
+    async def pipeline(self, *, transaction: bool = False) -> AsyncIterator[Any]:
+        """Commands that travel together; others may come between them, unless it is a transaction."""
+        with storage_errors():
+            async with self.client.pipeline(transaction=transaction) as pipe:
+                yield pipe
+
+    async def now_us(self) -> int:
+        """Redis' clock, in microseconds since the epoch: the one clock that all processes share."""
+        seconds, micros = await self.send("time")
+        return int(seconds) * 1_000_000 + int(micros)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await close_async(self.client)
