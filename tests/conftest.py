@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import redis
+import structlog
 
 from d3serve.up.broker import EmbeddedBroker
 
@@ -15,6 +16,13 @@ from d3serve.up.broker import EmbeddedBroker
 # torch or transformers may do in any test: so here, before them all.
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(autouse=True)
+def own_logs() -> Iterator[None]:
+    """The process is pytest's: a test that sets up logging in it blinds those after it, which then fail instead."""
+    yield
+    assert not structlog.is_configured(), "this test has set up logging, and has not put it back"
 
 
 @pytest.fixture(scope="session")

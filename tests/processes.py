@@ -13,7 +13,7 @@ def is_alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def ends(pid: int, timeout_s: float = 10) -> bool:
+def ends(pid: int, timeout_s: float = 60) -> bool:
     """Wait until the process has ended; whether it did in time."""
     deadline = time.monotonic() + timeout_s
     while is_alive(pid):

@@ -59,7 +59,7 @@ def connect(request, open_connections, monkeypatch):
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     with contextlib.ExitStack() as stack:
-        yield lambda: stack.enter_context(socket.create_connection(listener.getsockname(), timeout=10))
+        yield lambda: stack.enter_context(socket.create_connection(listener.getsockname(), timeout=60))
     server.should_exit = True
     thread.join()
     listener.close()
@@ -96,7 +96,7 @@ def test_a_silent_connection_and_a_slow_head_are_closed(connect, monkeypatch):
     for first in (b"", b"GET / HTTP/1.1\r\nHost:"):
         began = time.monotonic()
         assert answers(connect(), first) == b""
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
 
 
 def test_long_bodies_and_many_requests_on_one_connection_pass(connect, monkeypatch):

@@ -15,7 +15,7 @@ from d3serve.api.app import create_app
 pytestmark = pytest.mark.anyio
 
 
-def answer_to(address, sent, timeout=10):
+def answer_to(address, sent, timeout=60):
     """All that comes back for the bytes `sent` until the server closes, or has said all."""
     with socket.create_connection(
         (urlsplit(address).hostname, urlsplit(address).port), timeout
@@ -72,12 +72,12 @@ def _gets(application):
 
 
 async def test_head_is_get_without_a_body_everywhere(service, settings, worker):  # noqa: ARG001 - one is ready
-    async with httpx.AsyncClient(base_url=service) as client:
+    async with httpx.AsyncClient(base_url=service, timeout=60) as client:
         job = {"model": "jev-latest", "state": "x", "questions": {"q": {"type": "noul", "instructions": "x"}}}
         made = (await client.post("/v1/jobs", json=job)).json()
         paths = [*_gets(create_app(settings)), made["urls"]["self"], made["urls"]["events"], "/openapi.json"]
         for path in paths:
-            head = await asyncio.wait_for(client.head(path), 10)
+            head = await asyncio.wait_for(client.head(path), 60)
             async with client.stream("GET", path) as get:
                 assert head.status_code == get.status_code, path
                 for name in ("content-type", "cache-control"):

@@ -107,7 +107,7 @@ def read_events(address, path, last_id=None, until="done"):
     """Events as (id, name, data) until one is called `until` or the stream ends."""
     headers = {"Last-Event-ID": last_id} if last_id else {}
     seen, fields = [], {}
-    with httpx.stream("GET", address + path, headers=headers, timeout=20) as answer:
+    with httpx.stream("GET", address + path, headers=headers, timeout=60) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         for line in answer.iter_lines():
@@ -131,7 +131,7 @@ def test_the_event_stream_tells_a_jobs_life_once_and_resumes(service, worker):
     while worker.turns._table.client.pubsub_numsub(worker.turns._key("done"))[0][1] == 0:
         pass
     worker.work()
-    reader.join(timeout=20)
+    reader.join(timeout=60)
     names = [name for _, name, _ in collected]
     assert names[-1] == "done"
     assert names.count("answer") == 2
@@ -167,7 +167,7 @@ def test_the_event_stream_of_an_unknown_job_is_a_404(service):
 def test_a_silent_stream_says_that_it_is_still_there(service, monkeypatch):
     monkeypatch.setattr(events, "PING_EVERY_S", 0.05)
     job = httpx.post(f"{service}/v1/jobs", json=body()).json()
-    with httpx.stream("GET", service + job["urls"]["events"], timeout=20) as answer:
+    with httpx.stream("GET", service + job["urls"]["events"], timeout=60) as answer:
         lines = answer.iter_lines()
         while next(lines) != ": still here":
             pass

@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
         pytest.skip("needs Node")
     path = tmp_path_factory.mktemp("npm")
     subprocess.run(
-        ["npm", "install", "--no-audit", "--no-fund", "--silent", SDK], cwd=path, check=True, timeout=100
+        ["npm", "install", "--no-audit", "--no-fund", "--silent", SDK], cwd=path, check=True, timeout=250
     )
     (path / "ask.mjs").write_text(SCRIPT)
     return path
@@ -61,7 +61,7 @@ def test_the_javascript_sdk_works_unchanged(folder, service, take_turns):
 
 
 def test_its_retries_are_one_job(folder, settings, serving, take_turns, worker):
-    quick = settings.model_copy(update={"sync_wait_s": 0.3})
+    quick = settings.model_copy(update={"sync_wait_s": 0.5})
     with serving(create_app(quick)) as address, take_turns(delay_s=0.7):
         assert ask(folder, address)["answers"]["refund"]["noul"] == 0.75
     assert jobs_made(worker) == 1

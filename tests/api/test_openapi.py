@@ -26,6 +26,10 @@ DOCUMENTED = {
 }
 
 
+def has_query(operation):
+    return any(one.get("in") == "query" for one in operation.get("parameters", ()))
+
+
 def operations():
     """(method, path, how many requests): many where there is much to get wrong."""
     document = create_app(Settings()).openapi()
@@ -33,7 +37,7 @@ def operations():
         (
             method,
             path,
-            300 if "requestBody" in operation or ("{" not in path and "parameters" in operation) else 20,
+            300 if "requestBody" in operation or ("{" not in path and has_query(operation)) else 20,
         )
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
@@ -46,7 +50,7 @@ def test_the_run_is_of_two_thousand_requests():
 
 @pytest.mark.parametrize(("method", "path", "count"), operations())
 def test_generated_requests_are_answered_as_described(method, path, count, settings, take_turns, serving):
-    patient = settings.model_copy(update={"sync_wait_s": 60.0, "max_wait_s": 0.01})  # a 504 is a 5xx too
+    patient = settings.model_copy(update={"sync_wait_s": 60.0, "max_wait_s": 60.0})  # a 504 is a 5xx too
     with serving(create_app(patient)) as address, take_turns():
         operation = schemathesis.openapi.from_url(f"{address}/openapi.json")[path][method.upper()]
         asked = []

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -43,21 +44,25 @@ def test_the_stock_sdk_works_unchanged(service, worker, take_turns):
 
 
 def test_a_call_longer_than_the_sdk_waits_is_one_job_for_all_its_tries(settings, worker, take_turns, serving):
-    """The wait is cut to 0.3 s here; the SDK's three tries then cover 0.9 s and the job takes 0.7."""
-    quick = settings.model_copy(update={"sync_wait_s": 0.3})
+    """The wait is cut to 0.5 s here; the SDK's three tries then cover 1.5 s and the job takes 0.7."""
+    quick = settings.model_copy(update={"sync_wait_s": 0.5})
     with serving(create_app(quick)) as address, take_turns(delay_s=0.7), sdk(address) as client:
         answer = client.system_one(state="hello", questions=QUESTIONS)
     assert answer.nouls["spam"].noul == 0.75
     assert jobs_made(worker) == 1
 
 
-def test_when_tries_run_out_the_exception_says_where_the_job_is(settings, worker, serving):
+def test_when_tries_run_out_the_exception_says_where_the_job_is(settings, worker, serving, monkeypatch):
+    paused = []
+    monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=paused.append))  # the SDK's clock
     quick = settings.model_copy(update={"sync_wait_s": 0.05})
-    with serving(create_app(quick)) as address, sdk(address) as client:
-        began = time.monotonic()
-        with pytest.raises(typesafe_sdk.TypeSafeAPIError) as caught:
-            client.system_one(state="hello", questions=QUESTIONS)
-        assert time.monotonic() - began < 3, "retry-after-ms: 0 was not obeyed"
+    with (
+        serving(create_app(quick)) as address,
+        sdk(address) as client,
+        pytest.raises(typesafe_sdk.TypeSafeAPIError) as caught,
+    ):
+        client.system_one(state="hello", questions=QUESTIONS)
+    assert paused == [0, 0], "retry-after-ms: 0 was not obeyed"
     error = caught.value
     assert error.status == 504
     assert error.body["code"] == "still_running"
@@ -151,15 +156,15 @@ def canceled(worker):
 def test_an_abandoned_call_cancels_its_job_unless_somebody_asks_again(
     comes_back, service, worker, monkeypatch
 ):
-    monkeypatch.setattr(synchronous, "ABANDONED_AFTER_S", 1.0)
+    monkeypatch.setattr(synchronous, "ABANDONED_AFTER_S", 1.5)
     with sdk(service, retry=RetryPolicy(max_retries=0)) as client:
         with pytest.raises(typesafe_sdk.TypeSafeError):
             client.system_one(state="hello", questions=QUESTIONS, timeout=0.7)
         if comes_back:
             with pytest.raises(typesafe_sdk.TypeSafeError):
-                client.system_one(state="hello", questions=QUESTIONS, timeout=2.0)
+                client.system_one(state="hello", questions=QUESTIONS, timeout=2.5)
             assert canceled(worker) == 0, "somebody was waiting for it"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while canceled(worker) == 0:
         assert time.monotonic() < deadline, "nobody waits, yet the job was not canceled"
         time.sleep(0.02)

@@ -10,7 +10,6 @@ from d3serve.model.manifest import check_package
 from d3serve.schemas import DecisionRequest
 
 PACKAGES = 150  # of the 300 in the sample: seconds on two cores
-pytestmark = pytest.mark.timeout(180)
 
 
 def answers(engine, cases, turn):

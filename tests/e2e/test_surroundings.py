@@ -14,10 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 READY = re.compile(r"d3serve is ready: (http://\S+)")
 COMMAND = str(Path(sys.executable).parent / "d3serve")

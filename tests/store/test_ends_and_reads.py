@@ -344,11 +344,11 @@ class TestReading:
     async def test_wait_returns_as_soon_as_the_job_is_done(self, table, make_response):
         job_id = await table.submit()
         worker = table.worker()
-        waiting = [asyncio.create_task(table.jobs.wait(job_id, "me", 30)) for _ in range(5)]
+        waiting = [asyncio.create_task(table.jobs.wait(job_id, "me", 300)) for _ in range(5)]
         lease = worker.claim(1).lease
         await asyncio.sleep(0)
         worker.succeed(lease, job_id, make_response())
-        for job in await asyncio.wait_for(asyncio.gather(*waiting), 5):
+        for job in await asyncio.wait_for(asyncio.gather(*waiting), 60):
             assert job.status == "succeeded"
 
     async def test_wait_ends_with_its_time(self, table):

@@ -155,7 +155,7 @@ class TestHearing:
 
     async def ends(self, table, job_id, monkeypatch, end, *args):
         """Wait for a job that ends once it is waited for, without the look that repairs a lost word."""
-        monkeypatch.setattr(waiters_module, "REREAD_S", 30.0)
+        monkeypatch.setattr(waiters_module, "REREAD_S", 300.0)
         looked = asyncio.Event()
         pause = table.jobs._pause
 
@@ -166,10 +166,10 @@ class TestHearing:
         monkeypatch.setattr(table.jobs, "_pause", told)
         while not table.redis.pubsub_numsub(table.key("done"))[0][1]:  # noqa: ASYNC110 # in Redis
             await asyncio.sleep(0.01)
-        waiting = asyncio.create_task(table.jobs.wait(job_id, "me", 20))
+        waiting = asyncio.create_task(table.jobs.wait(job_id, "me", 300))
         await looked.wait()
         await end(table, job_id, *args)
-        return await asyncio.wait_for(waiting, 3)
+        return await asyncio.wait_for(waiting, 20)
 
     async def succeed(self, table, job_id, answer):
         worker = table.worker()

@@ -114,14 +114,14 @@ def test_one_that_died_is_started_again_at_the_same_place_with_its_data(tmp_path
             with client_of(broker) as client:
                 client.set("k", value)
             os.kill(broker.pid, signal.SIGKILL)
-            broker._guard.wait(10)
+            broker._guard.wait(60)
             broker.keep()
             with client_of(broker) as client:
                 assert client.get("k") == str(value)
         broker.keep()
         assert broker.url == url
         os.kill(broker.pid, signal.SIGKILL)
-        broker._guard.wait(10)
+        broker._guard.wait(60)
         with pytest.raises(BrokerUnavailable, match="died 4 times"):
             broker.keep()
     finally:

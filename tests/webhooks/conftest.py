@@ -49,7 +49,7 @@ class Receiver:
     arrived: threading.Condition = field(default_factory=threading.Condition)
     url: str = ""
 
-    def wait_for(self, count, timeout=15):
+    def wait_for(self, count, timeout=60):
         with self.arrived:
             assert self.arrived.wait_for(lambda: len(self.got) >= count, timeout), (
                 f"{len(self.got)} of {count}"
@@ -72,7 +72,7 @@ def make_receiver():
                     status, headers = receiver.answers.pop(0) if receiver.answers else (200, {})
                     receiver.arrived.notify_all()
                 if receiver.hang is not None:
-                    receiver.hang.wait(30)
+                    receiver.hang.wait(90)
                     return
                 self.send_response(status)
                 for name, value in headers.items():

@@ -49,7 +49,7 @@ async def arrived(receiver, secret, count=1):
 
 async def tries(hooks, count):
     """The only delivery once it has so many tries."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while True:
             for delivery in await hooks.deliveries("acme"):
                 if len(delivery.tries) >= count:

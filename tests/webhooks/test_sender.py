@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 async def settled(hooks, count=1, *, state=None, tries=0):
     """The tenant's deliveries once `count` of them have left `pending` (or are in `state` with `tries`)."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while True:
         found = [
             one
@@ -150,7 +150,7 @@ async def test_an_endpoint_gets_the_events_it_wants_signed_by_both_secrets(finis
 @pytest.fixture
 async def patient_sender(sender_of, hooks, settings):
     """A sender that waits for a receiver longer than a test takes, so that no place comes free by itself."""
-    async with sender_of(hooks, Outbound(EgressPolicy(settings.webhook_allow), 30)) as running:
+    async with sender_of(hooks, Outbound(EgressPolicy(settings.webhook_allow), 90)) as running:
         yield running
 
 
@@ -175,11 +175,10 @@ async def test_after_five_failures_a_receiver_is_left_alone_for_a_while(
     monkeypatch.setattr(webhooks, "BREAKER_OPEN_S", 0.6)
     receiver = make_receiver(*[(500, {})] * 5)
     await finish_job({"url": receiver.url})
-    await settled(hooks, state="pending", tries=5)
-    opened = time.monotonic()
     (delivery,) = await settled(hooks)
-    assert time.monotonic() - opened > 0.4, "the breaker did not open"
     assert len(delivery.tries) == 6, "waiting for the breaker is no try"
+    *_, fifth, last = delivery.tries
+    assert last.at - fifth.at > 0.5, "the breaker did not open"
 
 
 async def test_of_many_receivers_the_idle_ones_are_forgotten(hooks, settings, monkeypatch):
@@ -238,7 +237,7 @@ async def test_no_tenant_takes_all_the_places_or_shuts_a_receiver_for_another(
     monkeypatch.setattr(Outbound, "post", counted)
     for receiver in hanging:
         await hooks.open_delivery("greedy", "job.failed", receiver.url, None, "{}")
-    async with asyncio.timeout(15):  # any two: what falls due in one millisecond has no order
+    async with asyncio.timeout(60):  # any two: what falls due in one millisecond has no order
         while sum(bool(one.got) for one in hanging) < 2:  # noqa: ASYNC110 # in other threads
             await asyncio.sleep(0.01)
     await hooks.open_delivery("clumsy", "job.failed", shared.url, None, "{}")
@@ -301,7 +300,7 @@ def start(settings):
     yield run
     for process in processes:
         process.terminate()
-    assert {process.wait(timeout=20) for process in processes} <= {0, -signal.SIGKILL}
+    assert {process.wait(timeout=60) for process in processes} <= {0, -signal.SIGKILL}
 
 
 @pytest.mark.parametrize(("step", "sent"), [("delivery", 0), ("target", 0), ("settle", 1)])
@@ -312,7 +311,7 @@ async def test_a_sender_killed_on_its_way_leaves_the_delivery_to_the_next(
     receiver = make_receiver((500, {}))
     await finish_job({"url": receiver.url})
     killed = start(step)
-    assert await asyncio.to_thread(killed.wait, 30) == -signal.SIGKILL
+    assert await asyncio.to_thread(killed.wait, 60) == -signal.SIGKILL
     assert len(receiver.got) == sent
     (pending,) = await hooks.deliveries("acme")
     assert (pending.state, pending.tries) == ("pending", ())

@@ -12,7 +12,6 @@ from typesafe_sdk import Noul, TypeSafeClient
 from d3serve.client import Client, verify_webhook
 from d3serve.up.supervisor import bind
 
-pytestmark = pytest.mark.timeout(120)
 QUESTIONS = {f"q{i}": {"type": "noul", "instructions": f"Is it {i}?"} for i in range(3)}
 
 
@@ -34,7 +33,7 @@ class Service:
         self.processes[name] = subprocess.Popen(command, env=self._env, pass_fds=pass_fds)
 
     def wait_until_ready(self):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 90
         while not self._is_ready():
             assert time.monotonic() < deadline
             assert all(process.poll() is None for process in self.processes.values())
@@ -49,7 +48,7 @@ class Service:
     def stop(self):
         for process in self.processes.values():
             process.terminate()
-        return {name: process.wait(timeout=30) for name, process in self.processes.items()}
+        return {name: process.wait(timeout=60) for name, process in self.processes.items()}
 
 
 @pytest.fixture
@@ -84,6 +83,6 @@ def test_sdk_client_and_webhook_and_the_loss_of_an_api_process(running, make_rec
             if number == 10:
                 running.processes["first api"].kill()
             ids.append(client.submit(f"state {number % 7}", QUESTIONS).id)
-        assert {client.wait(job_id, timeout_s=30).status for job_id in ids} == {"succeeded"}
+        assert {client.wait(job_id, timeout_s=90).status for job_id in ids} == {"succeeded"}
         assert {one.id for one in client.list(limit=100).jobs} >= set(ids)
         assert len(client.list(limit=100).jobs) == len(ids) + 2, "trying again made a second job"

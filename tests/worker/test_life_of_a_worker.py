@@ -65,7 +65,7 @@ async def test_a_lost_device_replaces_the_child(service):
 async def test_a_model_that_cannot_be_read_ends_the_worker_after_three_loads(service):
     worker = service.start_worker("load_error=disk")
     job_id = await service.submit("s")
-    assert worker.wait(30) == 70
+    assert worker.wait() == 70
     assert len(await worker.events("model.load_failed")) == 3
     assert await worker.events("model.gave_up")
     job = await service.jobs.get(job_id, "me")
@@ -74,7 +74,7 @@ async def test_a_model_that_cannot_be_read_ends_the_worker_after_three_loads(ser
 
 async def test_a_model_that_cannot_be_served_ends_the_worker_at_once(service):
     worker = service.start_worker("load_error=checkpoint")
-    assert worker.wait(30) == 70
+    assert worker.wait() == 70
     (event,) = await worker.events("model.load_failed")
     assert event["reason"]
     assert "Traceback" not in worker.log.read_text()
@@ -109,7 +109,7 @@ async def test_sigquit_gives_the_turn_back(service):
     job_id = await service.submit("s")
     await service.running(job_id)
     worker.signal(signal.SIGQUIT)
-    worker.wait(40)
+    worker.wait()
     job = await service.jobs.get(job_id, "me")
     assert (job.status, job.attempt) == ("queued", 0)
 

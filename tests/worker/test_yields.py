@@ -83,7 +83,7 @@ def test_a_pass_that_nobody_waits_for_ends_within_two_hundred_milliseconds(clock
 
 @pytest.mark.anyio
 async def test_a_short_question_is_answered_while_a_long_state_is_read(service):
-    worker = service.start_worker("ktoken_ms=300&yield_ms=5")
+    worker = service.start_worker("ktoken_ms=500&yield_ms=5")
     await service.ready()
     long = await service.submit(LONG, lane="offline")
     await service.running(long)

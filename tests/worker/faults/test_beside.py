@@ -3,14 +3,13 @@
 import asyncio
 import os
 import signal
-import time
 
 import pytest
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 LONG = "x" * 40_000
-ENGINE = "ktoken_ms=150&yield_ms=5"  # LONG takes a second and a half
+ENGINE = "ktoken_ms=400&yield_ms=5"  # LONG takes four seconds
 
 
 async def beside(service, state, **options):
@@ -100,9 +99,7 @@ async def test_a_long_job_that_is_canceled_frees_the_device(service):
     long = await service.submit(LONG, lane="offline")
     await service.running(long)
     await service.jobs.cancel(long, "me")
-    canceled_at = time.monotonic()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):  # or it would take the minute
         while service.redis.zcard(service.key("leases")):  # noqa: ASYNC110 # in Redis
             await asyncio.sleep(0.01)
-    assert time.monotonic() - canceled_at < 15
     assert service.passes() == []

@@ -48,7 +48,7 @@ async def test_a_killed_broker_comes_back_with_every_job(service, broker, busy):
     ids.append(await service.submit("after the restart"))
     jobs = await service.finish_all(ids)
     assert {job.status for job in jobs} == {"succeeded"}
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     await service.settled()
     assert await service.finished() == {"succeeded": len(ids)}
 
@@ -72,7 +72,7 @@ async def test_killed_connections_of_everybody_cost_no_job_and_no_second_run(ser
         for kind in ("normal", "pubsub"):
             service.redis.client_kill_filter(_type=kind, skipme=True)
     ids.append(await service.submit("after the last one"))
-    jobs = await service.finish_all(ids, timeout_s=30)
+    jobs = await service.finish_all(ids)
     assert {job.status for job in jobs} == {"succeeded"}
     await service.settled()
     assert await service.finished() == {"succeeded": len(ids)}
@@ -147,7 +147,7 @@ async def test_a_half_open_connection_loses_no_job(service, broker):
         ids = await service.submit_many(f"state {i}" for i in range(20))
         jobs = await service.finish_all(ids)
         assert {(job.status, job.attempt) for job in jobs} == {("succeeded", 1)}
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 60
         assert await service.finished() == {"succeeded": 21}
 
 

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_forty_kills_in_three_thousand_jobs_lose_nothing(service):
     """Each kill meets a turn that runs, and takes a whole worker or only its child, whichever chance picks."""
     # More attempts than kills: a job that was lost goes first, and on a slow machine most kills meet the same one.
@@ -29,7 +29,7 @@ async def test_forty_kills_in_three_thousand_jobs_lose_nothing(service):
         else:
             worker.kill()
             service.start_worker("question_ms=4", max_batch_questions=16)
-    jobs = await service.finish_all(ids, 200)
+    jobs = await service.finish_all(ids, 600)
     assert [job for job in jobs if job.status != "succeeded"] == []
     assert sum(job.attempt - 1 for job in jobs) >= 20, "the kills hit nobody"
     await service.settled()
@@ -60,10 +60,7 @@ async def test_every_worker_in_turn_may_be_replaced_under_load(service):
     for worker in workers:
         worker.signal(signal.SIGTERM)
         service.start_worker("question_ms=5", max_batch_questions=8)
-        async with asyncio.timeout(20):
-            while worker.alive():  # noqa: ASYNC110 # a process
-                await asyncio.sleep(0.05)
-        assert worker.wait() == 0
+        assert await asyncio.to_thread(worker.wait) == 0
     jobs = await service.finish_all(ids)
     assert {(job.status, job.attempt) for job in jobs} == {("succeeded", 1)}
     assert await service.finished() == {"succeeded": 300}
@@ -95,7 +92,7 @@ async def test_a_job_longer_than_its_lease_runs_once_because_it_is_renewed(servi
     for _ in range(2):
         service.start_worker("state_ms=7000", environ=environ)
     await service.ready(2)
-    job = await service.finish(await service.submit("s"), 40)
+    job = await service.finish(await service.submit("s"))
     await service.settled()
     assert (job.attempt == 1) == renews
     assert await service.finished() == {"succeeded": 1}
