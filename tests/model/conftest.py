@@ -11,6 +11,7 @@ import torch
 from oracle import Oracle, difference
 from published_vocabulary import published_vocabulary
 
+from d3serve.model import assembly
 from d3serve.model.engine import DecisionEngine
 from d3serve.schemas.questions import Answer, ChoiceQuestion, NoulQuestion, Question, ScoreQuestion
 
@@ -123,6 +124,14 @@ def real_tokenizer() -> Callable[..., Any]:
         return tokenizer
 
     return build
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_pools() -> Iterator[None]:
+    """Pools that no test fills would cost each load of an engine more time than the rest of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "CPU_CACHE_BYTES", 64 * 2**20)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
