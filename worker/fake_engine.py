@@ -1,11 +1,12 @@
 """An engine of known speed and repeatable answers, for benchmarks, demonstrations and fault tests.
 
-Model string: `fake:?state_ms=100&ktoken_ms=0&question_ms=10&cache=64&load_s=0&trace=/path&faults=1`. A pass sleeps
-`state_ms` for each state it has to read, `ktoken_ms` for each thousand tokens of those, and `question_ms` for each
-question. With `yield_ms` it yields so often, and may then have `beside_tokens` beside it. With `faults=1`, a state
-that holds `fake:kill`, `fake:memory-error`, `fake:oom`, `fake:device-error`, `fake:crash` or `fake:sleep=<seconds>`
-makes the pass do that, and one that holds `fake:nan` gets no numbers, as does a question that does. `trace` names a
-file that gets one JSON line for each pass.
+Model string: `fake:?state_ms=100&ktoken_ms=0&question_ms=10&prepare_ms=0&cache=64&load_s=0&trace=/path&faults=1`. To
+prepare a job sleeps `prepare_ms` for each thousand tokens of its state. A pass sleeps `state_ms` for each state it has
+to read, `ktoken_ms` for each thousand tokens of those, and `question_ms` for each question. With `yield_ms` it yields
+so often, and may then have `beside_tokens` beside it. With `faults=1`, a state that holds `fake:kill`,
+`fake:memory-error`, `fake:oom`, `fake:device-error`, `fake:crash` or `fake:sleep=<seconds>` makes the pass do that, and
+one that holds `fake:nan` gets no numbers, as does a question that does. `trace` names a file that gets one JSON line
+for each pass.
 """
 
 import hashlib
@@ -44,6 +45,7 @@ class FakeOptions:
     state_ms: float = 0
     ktoken_ms: float = 0
     question_ms: float = 0
+    prepare_ms: float = 0
     yield_ms: float = 0
     beside_tokens: int = 2048
     cache: int = 64
@@ -141,6 +143,7 @@ class FakeEngine:
         """
         text = to_json(state)
         state_tokens, total = estimate_tokens(text), 0
+        time.sleep(state_tokens / 1000 * self._options.prepare_ms / 1000)
         limit = min(max_tokens or self._options.max_length, self._options.max_length)
         asked, refused = dict(questions), dict[str, D3ServeError]()
         for name, question in questions.items():

@@ -17,6 +17,7 @@ from d3serve.store.connect import check_server
 from d3serve.store.turns import TurnStore
 from d3serve.wake.celery_app import POOL, Waker, make_app, queue_name, require_safe_pool
 from d3serve.worker.bootsteps import PoolWatch, SettledTimers, controller_of
+from d3serve.worker.stopping import tell_when_stopping
 from d3serve.worker.sweeper import EX_SOFTWARE, Sweeper
 
 log = structlog.get_logger(__name__)
@@ -25,7 +26,8 @@ log = structlog.get_logger(__name__)
 def worker_main(settings: Settings) -> int:
     """Run one worker until a signal stops it; the exit code, 70 when the model could not be loaded.
 
-    SIGTERM finishes the running turn first; SIGQUIT gives it 10 s, then gives the jobs back.
+    SIGTERM finishes the running turn first if `stop_grace_s` is enough, else gives its jobs back at once; SIGQUIT gives
+    it 10 s.
 
     Raises:
         BrokerUnavailable: Redis does not answer, or may evict keys.
@@ -53,6 +55,7 @@ def worker_main(settings: Settings) -> int:
         pool = getattr(celery.pool, "_pool", None)
         return {child.pid for child in getattr(pool, "_pool", ())}
 
+    tell_when_stopping(child_pids)
     sweeper = Sweeper(
         TurnStore.open(settings, name), settings, Waker(settings),
         child_pids=child_pids, stopping=lambda: bool(celery.stopping),

@@ -15,6 +15,7 @@ from d3serve.store.turns import TurnStore
 from d3serve.wake.celery_app import Waker
 from d3serve.worker.engines import load_engine
 from d3serve.worker.turn import TurnReport, TurnRunner
+from d3serve.worker.yields import OutOfTime
 
 MAX_LOADS = 3
 AWAY_S = 1.0
@@ -84,6 +85,7 @@ class TurnProcess:
                 raise _taken(engine.info.name, other, self._settings.namespace)
             self._said |= told
             self._serves = engine.info.name
+        runner.grace.listen()
         self._runner = runner
         log.info("model.loaded", model=engine.info.name, device=engine.info.device, seconds=seconds)
 
@@ -146,6 +148,9 @@ class TurnProcess:
             os._exit(1)  # the main process starts a fresh one; nothing here may touch the device again
         except StorageUnavailable as error:
             log.warning("turn.storage_away", error=error.message)
+            return
+        except OutOfTime:
+            log.warning("stop.gives_back")
             return
         if report.jobs:
             self._publish(report)

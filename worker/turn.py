@@ -2,9 +2,11 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -22,13 +24,16 @@ from d3serve.schemas import DecisionResponse, JobError, Usage
 from d3serve.schemas.questions import Answer, ErrorAnswer, QuestionError
 from d3serve.settings import Settings
 from d3serve.store.encode import decode_questions, decode_state
+from d3serve.store.records import Stage
 from d3serve.store.turns import ClaimedJob, FreeMode, Turn, TurnStore
 from d3serve.wake.celery_app import WakeSender
 from d3serve.worker.engines import Decided, Engine, Prepared
 from d3serve.worker.grouping import joined, plan_batches, question_tokens, spans
 from d3serve.worker.lease import LeaseKeeper
-from d3serve.worker.yields import NobodyWaits, Yields
+from d3serve.worker.stopping import Grace
+from d3serve.worker.yields import LOOK_EVERY_S, NobodyWaits, OutOfTime, PassEnded, Yields
 
+LONG_TEXT = 50_000  # characters: from here on to tokenize takes 20 ms and more
 MAX_ROUNDS = 8  # late joiners may extend a turn so often; then other states have their chance
 
 log = structlog.get_logger(__name__)
@@ -59,18 +64,22 @@ class TurnRunner:
         self._engine = engine
         self._settings = settings
         self._send_wake = send_wake
+        self.grace = Grace(settings.stop_grace_s)
         self._waiting = False  # whether a turn waits while another one passes
         self._suspended = False  # whether a pass of the engine is between two of its steps
         self._yields_until = 0.0
 
     def run(self) -> TurnReport:
-        """Claim and finish one turn; an empty report when there was no work.
+        """Claim and finish one turn; an empty report when there was no work, or no time for any.
 
         Raises:
             DeviceError: the accelerator is in an unknown state: the process must be replaced.
             StorageUnavailable: Redis is away; what was not committed will run again.
+            OutOfTime: the process is to end sooner than the turn would; what was not committed has gone back.
         """
         report, began = TurnReport(), time.monotonic()
+        if self.grace.stopping:
+            return report
         self._yields_until = began + self._settings.turn_limit_s / 2
         self._run(self._store.claim(os.getpid()), report, MAX_ROUNDS)
         report.seconds = time.monotonic() - began
@@ -85,9 +94,9 @@ class TurnRunner:
             with LeaseKeeper(self._store, turn.lease, self._settings.lease_s) as keeper:
                 self._rounds(turn, keeper, report, warm, max_rounds)
         except Exception as error:
-            # The next attempt runs each suspect alone; none is where Redis was away, nor, as the store knows, who
-            # only waited for another's turn.
-            self._free(turn, "back" if isinstance(error, StorageUnavailable) else "lost", warm)
+            # The next attempt runs each suspect alone; none is where Redis was away or time ran out, nor, as the store
+            # knows, who only waited for another's turn.
+            self._free(turn, "back" if isinstance(error, (StorageUnavailable, OutOfTime)) else "lost", warm)
             raise
         # A process told to end leaves here with SystemExit and keeps the lease: only the main process
         # knows whether it stops or was stuck, and frees it accordingly.
@@ -99,11 +108,12 @@ class TurnRunner:
     ) -> None:
         jobs = turn.jobs
         for rounds_left in reversed(range(max_rounds)):
-            works = self._prepare_all(turn, jobs)
+            works = self._prepare_all(turn, jobs, report)
             self._decide_all(turn, works, keeper, report)
             cached = frozenset(self._engine.cached_state_keys())
             warm.update(work.job.group for work in works if work.prepared.state_key in cached)
-            jobs = self._store.more(turn.lease) if rounds_left and not keeper.lost else []
+            goes_on = rounds_left and not keeper.lost and not self.grace.stopping
+            jobs = self._store.more(turn.lease) if goes_on else []
             if not jobs:
                 return
 
@@ -121,19 +131,45 @@ class TurnRunner:
 
     # --- preparing ---------------------------------------------------------------------------------
 
-    def _prepare_all(self, turn: Turn, jobs: Sequence[ClaimedJob]) -> list[Work]:
+    def _prepare_all(self, turn: Turn, jobs: Sequence[ClaimedJob], report: TurnReport) -> list[Work]:
         states: dict[str, Any] = {}
         works = []
+        # Not before short jobs of the turn itself: who came later would overtake them.
+        beside = not any(job.asked_lane == "interactive" and not _is_long(job) for job in jobs)
         for job in jobs:
             try:
                 if job.state is None:
                     raise StateLost("the state of this job is no longer stored; send the request again")
                 if job.group not in states:
                     states[job.group] = decode_state(job.state)
-                works.append(self._prepare(job, states[job.group]))
+                prepare = partial(self._prepare, job, states[job.group])
+                works.append(
+                    self._beside_short_work(turn, job, prepare, report)
+                    if beside and _is_long(job)
+                    else prepare()
+                )
+            except (DeviceError, PassEnded):
+                raise
             except Exception as error:  # a job's fault must not fail its neighbours
                 self._fail(turn, job, error)
         return works
+
+    def _beside_short_work(
+        self, turn: Turn, job: ClaimedJob, prepare: Callable[[], Work], report: TurnReport
+    ) -> Work:
+        """Tokenize a long text, which takes tenths of a second; short work passes as between the steps of a pass."""
+        if self._suspended or not self._serves_short_work:
+            return prepare()
+
+        def let_pass() -> bool:
+            return self._let_short_work_pass(turn, "preparing", [job.id], report)
+
+        look = Yields(lambda: True, let_pass, fits=self.grace.fits)
+        with ThreadPoolExecutor(1, "d3serve-prepare") as thread:
+            prepared = thread.submit(prepare)
+            while not wait([prepared], LOOK_EVERY_S).done:
+                look(0.0)
+        return prepared.result()
 
     def _prepare(self, job: ClaimedJob, state: Any) -> Work:
         """Tokenize; where the client asked for partial answers, questions that are refused are set aside.
@@ -163,6 +199,8 @@ class TurnRunner:
             wanted = self._store.progress(turn.lease, "deciding", [work.job.id for work in chosen])
             if keeper.lost:
                 return
+            if not self.grace.fits():
+                raise OutOfTime
             live = [work for work in chosen if work.job.id in wanted]
             with suppress(NobodyWaits):
                 if len(live) == 1:
@@ -192,7 +230,7 @@ class TurnRunner:
         """Decide one batch; where it fails, halve it until the job at fault is alone, and fail only that."""
         try:
             decided, spent_s = self._read(turn, works, [work.prepared for work in works], keeper, report)
-        except (DeviceError, NobodyWaits):
+        except (DeviceError, PassEnded):
             raise
         except Exception as error:
             log.warning("batch.halved", jobs=len(works), error=type(error).__name__)
@@ -216,7 +254,7 @@ class TurnRunner:
                 return
             try:
                 decided, part_s = self._read(turn, [work], [batch], keeper, report, span)
-            except (DeviceError, NobodyWaits):
+            except (DeviceError, PassEnded):
                 raise
             except Exception as error:
                 if self._suspended and isinstance(error, OutOfDeviceMemory):
@@ -230,7 +268,9 @@ class TurnRunner:
 
     def _goes_on_after_others(self, turn: Turn, work: Work, keeper: LeaseKeeper, report: TurnReport) -> bool:
         """Let interactive work that waits pass by, if it fits a turn; whether this job is still wanted then."""
-        if not self._waiting and time.monotonic() < self._yields_until:
+        if not self.grace.fits():
+            raise OutOfTime
+        if not self._waiting and not self.grace.stopping and time.monotonic() < self._yields_until:
             self._run_beside(turn, report, None)
         wanted = self._store.progress(turn.lease, "deciding", [work.job.id])
         return work.job.id in wanted and not keeper.lost
@@ -269,16 +309,13 @@ class TurnRunner:
             return not keeper.lost and not ids.isdisjoint(self._store.held(turn.lease))
 
         def let_pass() -> bool:
-            return self._let_short_work_pass(turn, sorted(ids), report)
+            return self._let_short_work_pass(turn, "deciding", sorted(ids), report)
 
-        def tell(share: float, spent_s: float) -> None:
-            before, part = span
-            done = before + part * share
-            self._store.progress(
-                turn.lease, "deciding", sorted(ids), (done, spent_s * (1 - done) / (part * share))
-            )
+        def tell(share: float, eta_s: float) -> None:
+            self._store.note_share(turn.lease, sorted(ids), share, eta_s)
 
-        yields = Yields(wanted, let_pass if all(map(self._lets_pass, works)) else None, tell)
+        lets_pass = let_pass if all(map(self._lets_pass, works)) else None
+        yields = Yields(wanted, lets_pass, tell, self.grace.fits, span)
         decided = self._engine.decide(jobs, at_yield=yields)
         return decided, time.perf_counter() - began - yields.others_s
 
@@ -288,15 +325,18 @@ class TurnRunner:
         Not while a short interactive one is: who came later would overtake it, again and again, and nobody waits long
         for a pass of such jobs, since a turn's tokens bound it.
         """
-        room = self._engine.beside_tokens
-        if not room or "interactive" not in self._settings.lanes:
-            return False
         offline = work.job.asked_lane == "offline"
-        return offline or work.prepared.state_tokens + question_tokens(work.prepared) > room
+        tokens = work.prepared.state_tokens + question_tokens(work.prepared)
+        return self._serves_short_work and (offline or tokens > self._engine.beside_tokens)
 
-    def _let_short_work_pass(self, turn: Turn, ids: Sequence[str], report: TurnReport) -> bool:
+    @property
+    def _serves_short_work(self) -> bool:
+        return bool(self._engine.beside_tokens) and "interactive" in self._settings.lanes
+
+    def _let_short_work_pass(self, turn: Turn, stage: Stage, ids: Sequence[str], report: TurnReport) -> bool:
         """Answer short work that waits, on what the suspended pass leaves; whether there was some."""
-        if time.monotonic() > self._yields_until or not self._store.interactive_waits():
+        late = self.grace.stopping or time.monotonic() > self._yields_until
+        if late or not self._store.interactive_waits():
             return False
         self._suspended = True
         try:
@@ -304,9 +344,7 @@ class TurnRunner:
         finally:
             self._suspended = False
         if passed:
-            self._store.progress(
-                turn.lease, "deciding", ids
-            )  # it waits no longer: what is lost now is its own
+            self._store.progress(turn.lease, stage, ids)  # it waits no longer: what is lost now is its own
         return passed
 
     # --- committing --------------------------------------------------------------------------------
@@ -344,3 +382,8 @@ class TurnRunner:
             "job.done", job_id=job.id, status=status, state_key=prepared.state_key[:16], attempt=job.attempt,
             questions=usage.questions, state_tokens=usage.state_tokens, state_cached=usage.state_cached,
         )  # fmt: skip
+
+
+def _is_long(job: ClaimedJob) -> bool:
+    """Whether to tokenize it takes longer than a step of a pass."""
+    return len(job.state or "") + len(job.questions) >= LONG_TEXT

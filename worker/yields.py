@@ -1,5 +1,6 @@
 """What a worker does between the steps of a long pass: see whether it is still wanted, and let short work pass."""
 
+import math
 import time
 from collections.abc import Callable
 
@@ -14,64 +15,101 @@ ASK_EVERY_S = 0.1  # a canceled job frees the device within this and two steps
 # What is left to a long pass under a flood of short work: it takes at most five times as long, so 18 s become 90 s, and
 # a client who gave it a few minutes still gets its answers.
 LONG_SHARE = 0.2
-TELL_EVERY_S = 0.3  # each time is a write, and wakes whoever watches the job
-AWAY_S = 1.0  # before a Redis that failed is asked again; the device has work meanwhile
+# Of its own time a long pass may have paid so much in advance: short jobs that come close together wait for no step
+# in between, as long as they come seldom.
+CREDIT_S = 0.05
+TELL_EVERY_S = (
+    0.3  # each time is a write, and wakes whoever watches the job; a pace of shorter steps would be a guess
+)
+AWAY_S = 2.0  # before a Redis that failed is asked again; the device has work meanwhile
 
 log = structlog.get_logger(__name__)
 
 
-class NobodyWaits(Exception):  # no fault of anything
+class PassEnded(Exception):  # no fault of anything
+    """A pass ends before its end."""
+
+
+class NobodyWaits(PassEnded):
     """None of a pass's jobs is wanted any more: canceled, expired, or taken away with the lease."""
 
 
+class OutOfTime(PassEnded):
+    """This process is to end before the pass would: its jobs go back unharmed."""
+
+
 class Yields:
-    """Called between the steps of one pass; raises NobodyWaits, which ends it.
+    """Called between the steps of one pass; raises PassEnded, which ends it.
 
     Args:
         wanted: whether any of its jobs still is.
-        tell: note the share of the work that is done, and the seconds that it took.
         let_pass: run a short turn, if there is one to run; whether there was. None: nobody is let past.
+        tell: note the share of the jobs' work that is done, and the seconds that are left.
+        fits: whether this process still has so many seconds.
+        span: which share of the jobs' work was done before this pass, and which share it is.
     """
 
     def __init__(
         self,
         wanted: Callable[[], bool],
         let_pass: Callable[[], bool] | None,
-        tell: Callable[[float, float], object] = lambda _share, _spent_s: None,
+        tell: Callable[[float, float], object] = lambda _share, _eta_s: None,
+        fits: Callable[[float], bool] = lambda _eta_s: True,
+        span: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         self._wanted = wanted
-        self._tell = tell
-        self._began = time.monotonic()
-        self._tell_at = self._began + TELL_EVERY_S
         self._let_pass = let_pass
-        self._ask_at = self._look_at = time.monotonic() + LOOK_EVERY_S
+        self._tell = tell
+        self._fits = fits
+        self._before, self._part = span
+        self._paid_until = time.monotonic()
+        self._ask_at = self._look_at = self._paid_until + LOOK_EVERY_S
+        self._tell_at = self._paid_until + TELL_EVERY_S
+        self._away_until = -math.inf
+        self._first_at = self._first_share = 0.0  # when the first step had ended, and what was done by then
         self.others_s = 0.0  # what others' turns took
 
     def __call__(self, share: float) -> None:
         """Do what is due."""
         now = time.monotonic()
+        if not self._first_at:
+            self._first_at, self._first_share = now, share
+        asks, spent_s = now >= self._ask_at, now - self._first_at
+        if asks:
+            self._ask_at = now + ASK_EVERY_S
+            own_s = spent_s - self.others_s
+            if not self._fits(self._left_s(share, own_s) if own_s >= TELL_EVERY_S else 0.0):
+                raise OutOfTime
+        if now < self._away_until:
+            return
         try:
-            if now >= self._ask_at:
-                self._ask_at = now + ASK_EVERY_S
-                if not self._wanted():
-                    raise NobodyWaits
-            if now >= self._tell_at and share > 0:
+            if asks and not self._wanted():
+                raise NobodyWaits
+            if now >= self._tell_at and share > self._first_share:
                 self._tell_at = now + TELL_EVERY_S
-                self._tell(share, now - self._began)
+                self._tell(self._before + self._part * share, self._left_s(share, spent_s))
             if self._let_pass is not None and now >= self._look_at:
                 self._look(self._let_pass)
-        except (DeviceError, NobodyWaits):
+        except (DeviceError, PassEnded):
             raise
         except Exception as error:  # what goes wrong beside a long pass is not its fault, and must not end it
             log.warning("beside.failed", error=type(error).__name__, exc_info=error)
-            self._ask_at = self._look_at = time.monotonic() + AWAY_S
+            self._away_until = time.monotonic() + AWAY_S
+
+    def _left_s(self, share: float, spent_s: float) -> float:
+        """Seconds until the jobs' work is done, at the pace since the first step: before it, the pass was planned."""
+        done = self._part * (share - self._first_share)
+        return spent_s * (1 - self._before - self._part * share) / done if done else 0.0
 
     def _look(self, let_pass: Callable[[], bool]) -> None:
         began = time.monotonic()
         passed = let_pass()
         now = time.monotonic()
         spent = now - began
-        if passed:
-            self.others_s += spent
-        owed = spent * (LONG_SHARE / (1 - LONG_SHARE) if passed else 1 / LOOK_COST)
-        self._look_at = now + max(LOOK_EVERY_S, owed)
+        if not passed:
+            self._look_at = now + max(LOOK_EVERY_S, spent / LOOK_COST)
+            return
+        own = began - self.others_s  # a clock that stands while others pass
+        self.others_s += spent
+        self._paid_until = max(self._paid_until, own - CREDIT_S) + spent * LONG_SHARE / (1 - LONG_SHARE)
+        self._look_at = now + max(0.0, self._paid_until - own)

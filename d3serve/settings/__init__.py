@@ -181,6 +181,12 @@ class Settings(BaseSettings):
         gt=0,
         description="A turn that takes longer is taken for stuck, and its process replaced.",
     )
+    stop_grace_s: float = Field(
+        default=25.0,
+        ge=0,
+        description="How long a worker that is told to stop may go on with its turn. Less, by the few seconds that it "
+        "takes to leave, than your platform waits before it kills: Kubernetes 30 s, Docker 10 s unless told otherwise.",
+    )
     lanes: tuple[Literal["interactive", "offline"], ...] = Field(
         default=("interactive", "offline"), description="Lanes that this worker serves."
     )

@@ -145,11 +145,21 @@ def tries_in(patience_s: float) -> int:
     return 5 + round(patience_s) if patience_s else 0
 
 
-def open_sync(settings: Settings, *, patience_s: float = 20) -> Client:
-    """A client for workers: outlasts a restart of Redis, so that a finished turn is not thrown away."""
+def open_sync(settings: Settings, *, patience_s: float = 20, answer_s: float = 5) -> Client:
+    """A client for workers: outlasts a restart of Redis, so that a finished turn is not thrown away.
+
+    It waits `answer_s` for each answer, and tries again for `patience_s`.
+    """
     server = server_of(settings)
     retry = Retry(ExponentialBackoff(cap=1, base=0.05), tries_in(patience_s))
-    options = {**COMMON, **server.login, "socket_timeout": 5, "retry": retry, "retry_on_error": list(LOST)}
+    options = {
+        **COMMON,
+        **server.login,
+        "socket_timeout": answer_s,
+        "retry": retry,
+        "retry_on_error": list(LOST),
+    }
+    options["socket_connect_timeout"] = min(answer_s, COMMON["socket_connect_timeout"])
     options["connection_class"] = connection_class(server.scheme)
     if server.master is not None:
         watch: Any = redis.sentinel.Sentinel

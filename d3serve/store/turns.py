@@ -22,6 +22,9 @@ OFFLINE_PATIENCE_MS = (
 WARM_TTL_MS = 600_000
 WORKER_TTL_MS = 30_000
 MAX_GROUPS = 256
+GLANCE_S = (
+    0.25  # who looks between two steps of a pass would rather not know than let the device wait for longer
+)
 
 # Given back unharmed; a lost attempt; given back, and too large to be claimed beside a long turn again.
 FreeMode = Literal["back", "lost", "alone"]
@@ -76,11 +79,15 @@ class TurnStore:
     """Raises StorageUnavailable when its patience ends.
 
     A script that was sent and not answered is sent again, so each does no more the second time than the first; all
-    but `count`, which may count twice.
+    but `count`, which may count twice. What is asked or told between the steps of a pass, and may as well be missed,
+    has a client without patience.
     """
 
-    def __init__(self, client: Client, settings: Settings, worker: str) -> None:
+    def __init__(
+        self, client: Client, settings: Settings, worker: str, glancing: Client | None = None
+    ) -> None:
         self._table = Table(client, settings.namespace)
+        self._glances = Table(glancing, settings.namespace) if glancing else self._table
         self._settings = settings
         self._key = self._table.key
         self._files = StateFolder(settings.state_dir) if settings.state_dir else None
@@ -91,11 +98,13 @@ class TurnStore:
     @classmethod
     def open(cls, settings: Settings, worker: str, *, patience_s: float = 20) -> Self:
         """Make a store on `settings.redis_url`; it connects on first use."""
-        return cls(open_sync(settings, patience_s=patience_s), settings, worker)
+        glancing = open_sync(settings, patience_s=0, answer_s=GLANCE_S)
+        return cls(open_sync(settings, patience_s=patience_s), settings, worker, glancing)
 
     def close(self) -> None:
         """Close the connections."""
         self._table.close()
+        self._glances.close()
 
     @property
     def _lease_ms(self) -> int:
@@ -119,14 +128,6 @@ class TurnStore:
         )  # fmt: skip
         return Turn(lease, self._fetch(groups), wakes)
 
-    def interactive_waits(self) -> bool:
-        """Whether a claim beside a long turn may find something; one cheap command."""
-        return bool(self._table.send("zcard", self._key("ready", "interactive")))
-
-    def held(self, lease: str) -> set[str]:
-        """The jobs of a lease that are neither done nor taken away; one cheap command."""
-        return set(self._table.send("smembers", self._key("leasejobs", lease)))
-
     def more(self, lease: str) -> list[ClaimedJob]:
         """Take jobs that joined the turn's groups since it began."""
         settings = self._settings
@@ -137,15 +138,9 @@ class TurnStore:
         """Keep the lease; False when it has ended and every commit will be refused."""
         return bool(self._table.run("renew", lease, self._lease_ms))
 
-    def progress(
-        self, lease: str, stage: Stage, jobs: Sequence[str], done: tuple[float, float] | None = None
-    ) -> set[str]:
-        """Note a stage; tell which of the jobs still need work (not canceled, expired or taken away).
-
-        `done` is the share of the jobs' work that is done, and about how many seconds are left.
-        """
-        told = (f"{done[0]:.4f}", f"{done[1]:.1f}") if done else ("", "")
-        return set(self._table.run("progress", lease, stage, *told, *jobs)) if jobs else set()
+    def progress(self, lease: str, stage: Stage, jobs: Sequence[str]) -> set[str]:
+        """Note a stage; tell which of the jobs still need work (not canceled, expired or taken away)."""
+        return set(self._table.run("progress", lease, stage, "", "", *jobs)) if jobs else set()
 
     def succeed(
         self,
@@ -186,6 +181,20 @@ class TurnStore:
     def free(self, lease: str, mode: FreeMode, warm: Sequence[str] = ()) -> Freed:
         """End the lease; what is unfinished waits again."""
         return Freed(*self._table.run("free", lease, mode, self.worker, WARM_TTL_MS, *warm))
+
+    # --- between the steps of a pass ----------------------------------------------------------------
+
+    def interactive_waits(self) -> bool:
+        """Whether a claim beside a long turn may find something; one cheap command."""
+        return bool(self._glances.send("zcard", self._key("ready", "interactive")))
+
+    def held(self, lease: str) -> set[str]:
+        """The jobs of a lease that are neither done nor taken away; one cheap command."""
+        return set(self._glances.send("smembers", self._key("leasejobs", lease)))
+
+    def note_share(self, lease: str, jobs: Sequence[str], share: float, eta_s: float) -> None:
+        """Note the share of the jobs' work that is done, and about how many seconds are left."""
+        self._glances.run("progress", lease, "deciding", f"{share:.4f}", f"{eta_s:.1f}", *jobs)
 
     # --- between turns -----------------------------------------------------------------------------
 

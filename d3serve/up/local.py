@@ -16,6 +16,7 @@ from d3serve.up.supervisor import ProcessTree, listening
 
 READY_TIMEOUT_S = 1_800.0  # a 52 GB checkpoint from a cold disk takes minutes
 PROBE_TIMEOUT_S = 2.0
+LEAVE_S = 10.0  # what a process may take to leave beside the worker's grace
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def running(settings: Settings) -> Iterator[tuple[ProcessTree, str]]:
     make_key_ring(settings)  # what the API would refuse, before a worker loads a model
     with listening(settings.host, settings.port, settings.api_processes) as listeners, \
             running_broker(settings) as broker:  # fmt: skip
-        tree = ProcessTree(broker.keep)
+        tree = ProcessTree(broker.keep, stop_timeout_s=settings.stop_grace_s + LEAVE_S)
         host, port = listeners[0].getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         found = {"redis_url": broker.url, "port": port, "state_dir": shared_state_dir(settings)}

@@ -23,8 +23,11 @@ class ProcessTree:
     that a parent killed with SIGKILL leaves no orphan either; this works on Linux and macOS alike.
     """
 
-    def __init__(self, keep: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, keep: Callable[[], None] = lambda: None, *, stop_timeout_s: float = STOP_TIMEOUT_S
+    ) -> None:
         """`keep` is called again and again while the tree lives, to look after what is no child of it."""
+        self._stop_timeout_s = stop_timeout_s
         self._keep = keep
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
@@ -80,11 +83,11 @@ class ProcessTree:
         return f"the {name} process ended with exit code {code}; what it logged above says why"
 
     def stop(self) -> None:
-        """End every child: SIGTERM, then SIGKILL for those still there after 30 s."""
+        """End every child: SIGTERM, then SIGKILL for those still there after `stop_timeout_s`."""
         for child in self._children.values():
             if child.poll() is None:
                 child.terminate()
-        deadline = time.monotonic() + STOP_TIMEOUT_S
+        deadline = time.monotonic() + self._stop_timeout_s
         for child in self._children.values():
             try:
                 child.wait(max(0.0, deadline - time.monotonic()))

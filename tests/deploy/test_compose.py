@@ -45,6 +45,13 @@ def test_a_container_has_no_privileges(name):
         assert any(place.partition(":")[0] == "/tmp" for place in service["tmpfs"])  # noqa: S108
 
 
+@pytest.mark.parametrize("name", ["worker", "worker-gpu"])
+def test_a_worker_is_not_killed_while_its_grace_lasts(name):
+    waits, grace = SERVICES[name]["stop_grace_period"], SERVICES[name]["environment"]["D3SERVE_STOP_GRACE_S"]
+    assert waits.endswith("s")
+    assert float(waits[:-1]) - 5 > float(grace)
+
+
 def test_the_broker_is_reached_with_a_password_and_by_ours_alone():
     assert COMPOSE["networks"]["queue"]["internal"] is True
     assert SERVICES["broker"]["networks"] == ["queue"]

@@ -192,7 +192,9 @@ def test_nothing_outlives_its_grace_period():
         if document["kind"] == "Deployment"
     }
     assert waits["d3serve-api"] > Settings().max_wait_s
-    assert waits["d3serve-worker"] > 60
+    [worker] = (c for c in containers() if c["name"] == "worker")
+    grace = {row["name"]: row.get("value") for row in worker["env"]}["D3SERVE_STOP_GRACE_S"]
+    assert waits["d3serve-worker"] - 5 > float(grace) > Settings().stop_grace_s
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

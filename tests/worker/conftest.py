@@ -141,6 +141,13 @@ class Service:
                 return job
         raise AssertionError("the job ended before it was seen running")
 
+    async def told(self, job_id):
+        """Wait until a running job's share of work and time left are known."""
+        async for job in self.jobs.watch(job_id, "me"):
+            if job.progress.eta_s is not None:
+                return job
+        raise AssertionError("the job ended before it told of its progress")
+
     async def at_work(self):
         """Wait until a turn runs; the worker whose it is, and the process id of the child that runs it."""
         async with asyncio.timeout(IN_TIME_S):

@@ -103,6 +103,62 @@ async def test_sigterm_finishes_the_turn_and_leaves(service):
     assert await service.jobs.workers() == []
 
 
+LONG = "x" * 40_000  # 10,000 tokens
+
+
+async def told_to_stop(service, seconds, **changes):
+    """A worker that was told to stop a second into a pass of so many; itself and the job."""
+    worker = service.start_worker(f"ktoken_ms={100 * seconds}&yield_ms=10", **changes)
+    await service.ready()
+    job_id = await service.submit(LONG)
+    await service.told(job_id)
+    worker.signal(signal.SIGTERM)
+    return worker, job_id
+
+
+async def test_a_long_pass_that_ends_within_the_grace_is_finished(service):
+    worker, job_id = await told_to_stop(service, 4, stop_grace_s=60)
+    assert worker.wait(60) == 0
+    job = await service.jobs.get(job_id, "me")
+    assert (job.status, job.attempt) == ("succeeded", 1)
+    [said] = await worker.events("stop.finishes")
+    assert 0 < said["eta_s"] <= said["left_s"] <= 60
+
+
+async def test_a_long_pass_that_would_outlast_the_grace_is_given_back_at_once_and_unharmed(service):
+    worker, job_id = await told_to_stop(service, 300, stop_grace_s=40)
+    assert worker.wait(30) == 0, "it waited for the end of the grace"
+    job = await service.jobs.get(job_id, "me")
+    assert (job.status, job.attempt) == ("queued", 0)
+    assert len(await worker.events("stop.gives_back")) == 1
+    service.start_worker()
+    job = await service.finish(job_id)
+    assert (job.status, job.attempt) == ("succeeded", 1)
+
+
+async def test_a_job_of_many_passes_begins_none_when_the_grace_is_over(service):
+    """Passes that do not yield, fifteen of a second each."""
+    worker = service.start_worker("question_ms=250", stop_grace_s=2, max_batch_questions=4)
+    await service.ready()
+    job_id = await service.submit("s", questions=60)
+    await service.running(job_id)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(60) == 0
+    job = await service.jobs.get(job_id, "me")
+    assert (job.status, job.attempt) == ("queued", 0)
+    assert len(service.passes()) < 14
+
+
+async def test_a_worker_that_is_told_to_stop_takes_no_new_work(service):
+    worker, job_id = await told_to_stop(service, 5, stop_grace_s=60)
+    await worker.events("stop.finishes")
+    short, late = await service.submit("short"), await service.submit(LONG, questions=2)
+    assert worker.wait(60) == 0
+    assert (await service.jobs.get(job_id, "me")).status == "succeeded"
+    for waits in (short, late):
+        assert (await service.jobs.get(waits, "me")).status == "queued"
+
+
 async def test_sigquit_gives_the_turn_back(service):
     worker = service.start_worker("state_ms=60000")
     await service.ready()
