@@ -23,10 +23,11 @@ class Peer:
 
     def __init__(self, geometry: Geometry, tensors: dict[str, Tensor], readout: Tensor) -> None:
         """Borrow `tensors` by their names in a package; nothing is copied."""
-        AttentionInterface.register("prefix_bidir", self._attend)
+        attention = f"prefix_bidir_{id(self)}"  # each peer knows its own state's length
+        AttentionInterface.register(attention, self._attend)
         self.state_tokens: int | None = None
         self.readout = readout
-        config = _config(geometry)
+        config = _config(geometry, attention)
         with torch.device("meta"):
             self.model = qwen.Qwen3_5TextModel(config)
         self.model.load_state_dict(tensors, assign=True)
@@ -92,7 +93,7 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=True)
 
 
-def _config(g: Geometry) -> Qwen3_5TextConfig:
+def _config(g: Geometry, attention: str) -> Qwen3_5TextConfig:
     config = Qwen3_5TextConfig(
         vocab_size=g.vocab_size, hidden_size=g.hidden, intermediate_size=g.ffn,
         num_hidden_layers=len(g.layer_types), layer_types=list(g.layer_types),
@@ -105,7 +106,7 @@ def _config(g: Geometry) -> Qwen3_5TextConfig:
             "partial_rotary_factor": g.rotary_dim / g.head_dim, "mrope_section": _sections(g.rotary_dim),
         },
     )  # fmt: skip
-    config._attn_implementation = "prefix_bidir"  # noqa: SLF001 - transformers' own way to name one
+    config._attn_implementation = attention  # noqa: SLF001 - transformers' own way to name one
     return config
 
 
