@@ -1,12 +1,15 @@
 """Is the engine right at this geometry? Asked before anything is timed; a wrong engine has no speed."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
-from peers import Peer
+from peers import Peer, qwen
 from torch import Tensor
 
+torch.backends.cudnn.allow_tf32 = False  # what is called FP32 here is FP32; matrix products are by default
 NOISE = (
     1e-4  # FP32 against FP32 differs by less than this; only BF16 needs the peer's own error as a yardstick
 )
@@ -69,8 +72,17 @@ def changed_decisions(ours: Tensor, reference: Tensor) -> int:
 
 @torch.inference_mode()
 def reference_logits(peer: Peer, state: Tensor, questions: Sequence[Tensor]) -> Tensor:
-    """Transformers' layers in FP32, one layer's weights widened at a time: 27B in FP32 would not fit."""
+    """Transformers' layers in FP32, one layer's weights widened at a time: 27B in FP32 would not fit.
+
+    The gated delta rule is its own in PyTorch: fla's multiplies FP32 operands as TF32.
+    """
     peer.state_tokens = len(state)
+    rule = "torch_chunk_gated_delta_rule"
+    with patch.object(qwen, rule, inspect.unwrap(getattr(qwen, rule))):
+        return _wide_logits(peer, state, questions)
+
+
+def _wide_logits(peer: Peer, state: Tensor, questions: Sequence[Tensor]) -> Tensor:
     model = peer.model
     rows = []
     for question in questions:
