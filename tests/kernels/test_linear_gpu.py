@@ -83,6 +83,29 @@ def test_prepare_equals_the_reference_at_full_width():
     assert torch.equal(*states)
 
 
+@pytest.mark.parametrize("state", [1, 2, 3, 16, 17, 150])
+def test_a_cached_state_gives_the_bits_of_one_in_the_pass_at_full_width(state):
+    """Taps in FP32 on rows in BF16, which round every product. Fused sums in one path alone show only at this width."""
+    segments = packed(state, [5] * 20)
+    rows = state + 100
+    generator = torch.Generator("cuda").manual_seed(state)
+    wide = torch.randn(rows, C + 2 * HV, generator=generator, device="cuda", dtype=torch.bfloat16)
+    conv = torch.randn(C, W, generator=generator, device="cuda")
+    gates = torch.rand(2, HV, generator=generator, device="cuda")
+    states = torch.full((1, C, W - 1), float("nan"), device="cuda", dtype=torch.bfloat16)
+    shape = {"key_heads": HK, "value_heads": HV, "key_dim": D, "value_dim": D}
+
+    def prepared(first, segments):
+        mixed, b, a = wide[first:].split((C, HV, HV), dim=1)
+        return gdn_prepare(
+            mixed, b, a, conv, states, *gates, plan_recurrence(segments, device="cuda"), **shape
+        )
+
+    read = prepared(0, segments)
+    cached = prepared(state, [each._replace(start=each.start - state) for each in segments[1:]])
+    assert all(torch.equal(mine[state:], theirs) for mine, theirs in zip(read, cached, strict=True))
+
+
 def test_long_state_past_32_bit_offsets_reads_its_last_rows_right():
     """349,900 rows x 6,144 lanes is past 2**31 elements; the decay forgets all but the last thousand rows."""
     state, question, kept = 349_900, 100, 2_048
