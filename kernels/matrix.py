@@ -1,5 +1,6 @@
 """Matrices and products: eight-bit floats with a scale for each row, how rows are quantized, the order of sums."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Self
 
@@ -59,7 +60,9 @@ def sum_rows_alike() -> None:
     cuBLAS splits the sums of a wide matrix for some numbers of rows, which changes one element in a hundred; over
     64 layers that grows until a probability moves by 0.05. cuBLASLt without splits is as fast on the shapes served.
     """
-    torch.backends.cuda.preferred_blas_library("cublaslt")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*preferred_blas_library is an experimental feature", UserWarning)
+        torch.backends.cuda.preferred_blas_library("cublaslt")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
 
 

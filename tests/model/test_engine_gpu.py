@@ -1,5 +1,9 @@
 """The engine on a GPU equals the engine on the CPU, with and without CUDA graphs."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +17,13 @@ from d3serve.schemas.questions import NoulQuestion
 pytestmark = pytest.mark.gpu
 
 FP32 = 1e-4  # float32 products in another order, three tf32 products each
+WIDTHS_OF_THE_27B = {
+    "hidden_size": 5120, "intermediate_size": 17_408,
+    "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 48,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +32,10 @@ def _needs_a_gpu():
         pytest.skip("no GPU here")
 
 
-def load(folder, dtype):
-    return DecisionEngine.load(str(folder), device="cuda", dtype=dtype, state_cache_bytes=256 * 2**20)
+def load(folder, dtype, **options):
+    return DecisionEngine.load(
+        str(folder), device="cuda", dtype=dtype, **{"state_cache_bytes": 256 * 2**20, **options}
+    )
 
 
 def probabilities(engine, jobs):
@@ -134,6 +147,35 @@ def test_twenty_turns_over_one_cached_state_give_the_bits_of_the_turn_that_read_
     assert all(torch.equal(probabilities(engine, jobs[:1]), first) for _ in range(20))
     assert torch.equal(before[0], pools.recurrent)
     assert torch.equal(before[1], pools.conv)
+
+
+@pytest.fixture
+def wide_package(package):
+    """One period of the 27B's layers at its widths, for weights drawn at random."""
+    config = json.loads((package / "config.json").read_text())
+    config["text_config"] |= WIDTHS_OF_THE_27B
+    config["vision_config"]["out_hidden_size"] = WIDTHS_OF_THE_27B["hidden_size"]
+    (package / "config.json").write_text(json.dumps(config))
+    return package
+
+
+def test_at_full_width_a_cached_state_gives_the_bits_of_one_just_read(wide_package, jobs):
+    """Kernels are compiled otherwise for heads of 128 and 256 than for the tiny checkpoint's of 32."""
+    engine = load(wide_package, "bfloat16", load_format="random")
+    for turn in (jobs[:1], jobs[1:2], jobs):
+        for state, _ in turn:
+            engine.cache.forget(engine.prepare(state, turn[0][1]).state_key)
+        read = probabilities(engine, turn)
+        assert all(torch.equal(probabilities(engine, turn), read) for _ in range(4))
+
+
+def test_choosing_the_order_of_sums_says_nothing():
+    program = (
+        "import torch; from d3serve.kernels.matrix import sum_rows_alike; sum_rows_alike(); "
+        "x = torch.ones(32, 32, device='cuda', dtype=torch.bfloat16); print((x @ x).sum().item())"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("32768.0\n", "")
 
 
 @pytest.mark.parametrize("words", [3_000, 14_000], ids=["kernel", "cudnn"])
