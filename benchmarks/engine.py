@@ -52,8 +52,14 @@ class Bench:
 
     @cached_property
     def peer(self) -> Peer:
-        """Transformers on the same weights, which it holds from then on."""
+        """Transformers on the same numbers, vectors in FP32 as ours are; it holds them from then on."""
         return Peer(self.geometry, self.tensors, self.weights.readout)
+
+    @cached_property
+    def loaded_peer(self) -> Peer:
+        """Transformers all in BF16, as it loads a package: norms, gates and taps too."""
+        narrow = {name: tensor.to(self.dtype) for name, tensor in self.tensors.items()}
+        return Peer(self.geometry, narrow, self.weights.readout)
 
     def engine(self, *, rows: int, slots: int) -> DecisionEngine:
         """An engine whose longest pass has `rows` keys and `slots` states; beside it is room for a short one."""
@@ -162,10 +168,10 @@ def peers_ms(bench: Bench, row: Row) -> dict[str, float]:
     """Transformers on a row: the state once, and where that does not take minutes, a prompt a question."""
     if bench.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    times = {"state_once_ms": peer_ms(bench, row, bench.peer.state_once)}
+    times = {"state_once_ms": peer_ms(bench, row, bench.loaded_peer.state_once)}
     if row.state < ceilings.LONG:
-        times["one_by_one_ms"] = peer_ms(bench, row, bench.peer.whole_prompts)
-        times["one_batch_ms"] = peer_ms(bench, row, bench.peer.whole_prompts_batched)
+        times["one_by_one_ms"] = peer_ms(bench, row, bench.loaded_peer.whole_prompts)
+        times["one_batch_ms"] = peer_ms(bench, row, bench.loaded_peer.whole_prompts_batched)
     if bench.device.type == "cuda":
         times["peer_peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
     return times

@@ -1,0 +1,342 @@
+"""How far answers are from FP32: ours, transformers', and what each rounding of a BF16 pass adds.
+
+    python benchmarks/fidelity.py --out DIR [--parts PART ...] [--seconds S] [--tiny]
+
+Random BF16 weights at the 27B geometry. The reference is FP32 everywhere, TF32 off, in plain PyTorch: layers are
+widened one at a time as they are read. Parts, in the order of `--parts`:
+
+    cached     64K and 117K states cached against read: equal bits
+    questions  1,000 questions on prompts of 250 tokens: ours, transformers' BF16, decisions changed
+    long       the same on prompts of 4,000 and 24,000 tokens
+    budget     the error that each rounding adds by itself
+    float8     FP8 weights: ours and the compressed-tensors library's way, on prompts of 250 tokens
+"""
+
+import argparse
+import gc
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+import engine
+import parity
+import torch
+from engine import Bench, answers, synchronize
+from engine_rows import ROWS, Row
+from geometries import GEOMETRY_27B, GEOMETRY_TINY
+from peers import Peer
+from rounding import KERNELS, POINTS, STREAM, RoundedOperations, widened
+from torch import Tensor
+
+from d3serve.model.backbone import Backbone, PassInputs, Pools
+from d3serve.model.capacity import MLP_ROWS
+from d3serve.model.passes import PreparedJob
+from d3serve.model.plan import QuestionRows, StatePlace, StateRows, plan_rows
+
+STATE_ONCE = 1_000  # tokens of a state from which transformers reads it once instead of once a question
+BATCH = 16  # questions that transformers gets at once: a 24K state's cache is repeated for each
+PASS_ROWS = 12_000  # rows of short prompts in one pass of the reference
+ANSWERS_ROWS = 60_000
+
+QUESTIONS = Row("250 tokens", 210, 50, 40, jobs=20)
+LONG = (Row("4,000 tokens", 3_960, 32, 40, jobs=2), Row("24,000 tokens", 23_960, 48, 40))
+BUDGET = Row("budget", 210, 24, 40, jobs=3)
+FLOAT8 = Row("FP8, 250 tokens", 210, 50, 40, jobs=8)
+MENDS = {
+    "all of a BF16 pass": set(POINTS),
+    "the same, and the stream": {*POINTS, STREAM},
+    "all but the out and down products": {*POINTS} - {"out product", "down product"},
+    "all but every product": {each for each in POINTS if "product" not in each},
+    "all but the kernels of the rule": {*POINTS} - {KERNELS[0]},
+}
+
+
+class Report:
+    """What was found so far, written after every part; and how much time is left."""
+
+    def __init__(self, folder: Path | None, seconds: float, head: dict[str, Any]) -> None:
+        """Write to `folder`, if there is one; `seconds` count from now."""
+        self.found = head
+        self._folder = folder
+        self._began = time.monotonic()
+        self._seconds = seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        return self._seconds - (time.monotonic() - self._began)
+
+    def say(self, line: str) -> None:
+        """Print a line at once, with the seconds since the start."""
+        print(f"[{time.monotonic() - self._began:.0f} s] {line}", flush=True)
+
+    def add(self, part: str, name: str, figures: dict[str, Any]) -> None:
+        """Keep figures, print them and write everything."""
+        self.found.setdefault(part, {})[name] = figures
+        self.say(f"{part}: {name}: {json.dumps(figures)}")
+        if self._folder:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / "fidelity.json").write_text(json.dumps(self.found, indent=1) + "\n")
+
+
+@torch.inference_mode()
+def exact(bench: Bench, jobs: Sequence[PreparedJob], points: Set[str] = frozenset()) -> Tensor:
+    """Probabilities [questions, OPTIONS] in FP32, but for tensors rounded at `points`, all jobs in one pass."""
+    g, states, questions, row = bench.geometry, [], [], 0
+    for slot, job in enumerate(jobs):
+        place = StatePlace(row, len(job.state), slot)
+        states.append(StateRows(job.state, place))
+        questions += [QuestionRows(block, place) for block in job.blocks]
+        row += len(job.state)
+    planned = plan_rows(states, questions, scratch_start=row)
+    pools = Pools.allocate(
+        g, rows=len(planned.tokens), slots=len(jobs), device=bench.device, dtype=torch.float32
+    )
+    backbone = Backbone(g, widened(bench.weights), pools, mlp_rows=MLP_ROWS)
+    backbone.ops = RoundedOperations(points, len(g.layer_types))
+    shape = backbone.attention_shape(causal=False)
+    cut = backbone.ops.cut_attention(planned.segments, shape)
+    hidden = backbone.forward(PassInputs.build(backbone.ops, planned, cut, shape))
+    return parity.probabilities(hidden.double() @ bench.weights.readout.double().T)
+
+
+def in_passes(jobs: Sequence[PreparedJob]) -> list[list[PreparedJob]]:
+    """Jobs grouped so that a pass of the reference stays small enough to be cheap in memory."""
+    groups: list[list[PreparedJob]] = []
+    rows = PASS_ROWS
+    for job in jobs:
+        size = len(job.state) + sum(map(len, job.blocks))
+        if rows + size > PASS_ROWS:
+            groups.append([])
+            rows = 0
+        groups[-1].append(job)
+        rows += size
+    return groups
+
+
+def ours(bench: Bench, row: Row, jobs: Sequence[PreparedJob]) -> Tensor:
+    """The engine's answers."""
+    runner = bench.engine(rows=min(ANSWERS_ROWS, row.tokens + 64), slots=len(jobs) + 1)
+    found = answers(runner, jobs)
+    del runner
+    free_memory()
+    return found
+
+
+def theirs(bench: Bench, peer: Peer, job: PreparedJob) -> Tensor:
+    """Transformers' answers."""
+    state, blocks = bench.on_device(job.state), [bench.on_device(block) for block in job.blocks]
+    ask = peer.state_once if len(state) >= STATE_ONCE else peer.whole_prompts_batched
+    size = BATCH if len(state) >= STATE_ONCE else len(blocks)
+    parts = [ask(state, blocks[first : first + size]) for first in range(0, len(blocks), size)]
+    free_memory()
+    return torch.cat([parity.probabilities(part) for part in parts])
+
+
+def errors(found: Tensor, reference: Tensor) -> dict[str, Any]:
+    """The rms of dp with its standard error over questions, the largest, and decisions changed where it matters."""
+    difference = (found - reference).double()
+    squares = difference.square().mean(dim=1)
+    root = float(squares.mean().sqrt())
+    return {
+        "rms": round(root, 6),
+        "+-": round(float(squares.std()) / len(squares) ** 0.5 / (2 * root), 6) if root else 0.0,
+        "largest": round(float(difference.abs().max()), 5),
+        "changed beyond the margin": parity.changed_decisions(found, reference),
+        "changed": int((found.argmax(-1) != reference.argmax(-1)).sum()),
+        "questions": len(found),
+    }
+
+
+def peers_of(bench: Bench) -> dict[str, Peer]:
+    """Transformers with its vectors in FP32, as ours are, and all in BF16, as it loads a package."""
+    return {"transformers, vectors in FP32": bench.peer, "transformers": bench.loaded_peer}
+
+
+def compare(bench: Bench, report: Report, part: str, row: Row, others: dict[str, Peer]) -> None:
+    """Answers to a row's jobs: ours and the others', against FP32."""
+    jobs = bench.jobs(row)
+    began = time.monotonic()
+    wanted, asked = [], 0
+    for group in in_passes(jobs):
+        if wanted and report.left < 60:
+            break  # what is there is compared
+        wanted.append(exact(bench, group))
+        asked += len(group)
+    reference, jobs = torch.cat(wanted), jobs[:asked]
+    seconds = time.monotonic() - began
+    free_memory()
+    figures: dict[str, Any] = {
+        "spread of p": round(float(reference.std()), 4),
+        "reference s": round(seconds, 1),
+    }
+    figures["ours"] = errors(ours(bench, row, jobs), reference)
+    report.add(part, row.name, figures)
+    for name, peer in others.items():
+        found = []
+        for job in jobs:
+            if report.left < 20:
+                break
+            found.append(theirs(bench, peer, job))
+        if found:
+            answered = torch.cat(found)
+            figures[name] = errors(answered, reference[: len(answered)])
+            report.add(part, row.name, figures)
+
+
+def check_reference(bench: Bench, report: Report) -> None:
+    """The reference against transformers' own layers in FP32: two programs, one definition."""
+    row = Row("oracle", 150, 3, 100)
+    (job,) = bench.jobs(row)
+    place = (bench.on_device(job.state), [bench.on_device(block) for block in job.blocks])
+    wanted = parity.probabilities(parity.reference_logits(bench.peer, *place))
+    apart = float((exact(bench, [job]) - wanted).abs().max())
+    report.add("reference", "largest difference from transformers in FP32", {"dp": apart})
+    if not apart < parity.NOISE:
+        raise SystemExit("the reference is not the definition, so nothing is measured")
+
+
+def budget(bench: Bench, report: Report, row: Row) -> None:
+    """Each rounding by itself, and some together, against none."""
+    jobs = bench.jobs(row)
+    reference = exact(bench, jobs)
+    report.add("budget", "the engine itself", errors(ours(bench, row, jobs), reference))
+    trials: dict[str, Set[str]] = {**MENDS, **{each: {each} for each in (*POINTS, STREAM)}}
+    if bench.device.type != "cuda" and not _interpreted():
+        trials = {name: points - {*KERNELS} for name, points in trials.items() if name not in KERNELS}
+    for name, points in trials.items():
+        if report.left < 15:
+            report.say("no time for the rest of the budget")
+            break
+        report.add("budget", name, errors(exact(bench, jobs, points), reference))
+        free_memory()
+    print(table(report.found["budget"]), flush=True)
+
+
+def _interpreted() -> bool:
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """The budget as markdown, largest first, with each one's share of the squares of all."""
+    alone = sorted((each for each in found if each in POINTS), key=lambda each: -found[each]["rms"])
+    total = sum(found[each]["rms"] ** 2 for each in alone)
+    lines = ["| rounded to BF16 | rms of dp | share of the squares |", "| --- | --- | --- |"]
+    lines += [
+        f"| {each} | {found[each]['rms']:.5f} | {found[each]['rms'] ** 2 / total:.1%} |" for each in alone
+    ]
+    lines.append(f"| root of their sum | {total**0.5:.5f} | |")
+    lines += [f"| {each} | {found[each]['rms']:.5f} | |" for each in found if each not in POINTS]
+    return "\n".join(lines)
+
+
+def float8(bench: Bench, report: Report, row: Row) -> None:
+    """FP8 weights against FP32 products with the very numbers that they stand for; ends the plain weights."""
+    from formats import library_rounding
+
+    from d3serve.kernels.matrix import quantize_rows
+    from d3serve.model.checkpoint import quantizable
+    from d3serve.model.weights import to_float8
+
+    bench.weights = to_float8(bench.weights)
+    for name in quantizable(bench.geometry):
+        values, scale = quantize_rows(bench.tensors[name])
+        bench.tensors[name].copy_(values.float() * scale)  # what the library unpacks to, in BF16
+    library = Peer(bench.geometry, bench.tensors, bench.weights.readout)
+    for name in quantizable(bench.geometry):
+        module = library.model.get_submodule(name.removesuffix(".weight"))
+        module.register_forward_pre_hook(library_rounding)
+    free_memory()
+    compare(bench, report, "float8", row, {"compressed-tensors": library})
+
+
+def cached(bench: Bench, report: Report, rows: Sequence[Row]) -> None:
+    """Answers to a long state as it is read, and to the same state in the cache."""
+    for row in rows:
+        found = engine.measure(bench, row, peers=False, profile=False, floors=False)
+        report.add("cached", row.name, {key: found[key] for key in ("ours_ms", "cached_against_read")})
+        free_memory()
+
+
+def round_vectors(bench: Bench) -> None:
+    """Give norms, gates and taps values that BF16 holds, as a package stores them: else BF16 peers have others."""
+    for tensor in bench.tensors.values():
+        if tensor.dtype == torch.float32:
+            tensor.copy_(tensor.bfloat16())
+
+
+def free_memory() -> None:
+    """Give back what nobody holds any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def parts_of(bench: Bench, report: Report, *, tiny: bool) -> dict[str, Callable[[], None]]:
+    """What each part does."""
+    shrink = small if tiny else lambda row: row
+
+    def questions() -> None:
+        check_reference(bench, report)
+        compare(bench, report, "questions", shrink(QUESTIONS), peers_of(bench))
+
+    def long() -> None:
+        for row in LONG:
+            compare(bench, report, "long", shrink(row), peers_of(bench))
+
+    return {
+        "cached": lambda: cached(bench, report, [shrink(row) for row in ROWS[-2:]]),
+        "questions": questions,
+        "long": long,
+        "budget": lambda: budget(bench, report, shrink(BUDGET)),
+        "float8": lambda: float8(bench, report, shrink(FLOAT8)),
+    }
+
+
+def small(row: Row) -> Row:
+    """A row to try the script on."""
+    state = row.state if row.state < STATE_ONCE else STATE_ONCE + row.state // 100
+    return Row(row.name, state, min(row.questions, 8), row.question, jobs=min(row.jobs, 2))
+
+
+def main() -> None:
+    """Measure, print and write."""
+    names = ("cached", "questions", "long", "budget", "float8")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--parts", nargs="*", default=names, choices=names)
+    parser.add_argument(
+        "--seconds", type=float, default=560, help="no part begins, and none goes on, beyond these"
+    )
+    parser.add_argument("--tiny", action="store_true", help="a small geometry, to try the script itself")
+    options = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    head = {
+        "device": torch.cuda.get_device_name() if on_gpu else platform.processor(),
+        "torch": torch.__version__,
+    }
+    report = Report(options.out, options.seconds, head)
+    device = torch.device("cuda" if on_gpu else "cpu")
+    bench = Bench(GEOMETRY_TINY if options.tiny else GEOMETRY_27B, device, torch.bfloat16)
+    synchronize(device)
+    report.say("weights drawn")
+    parts = parts_of(bench, report, tiny=options.tiny)
+    for name in options.parts:
+        if name != "cached":  # that one wants taps whose products are rounded
+            round_vectors(bench)
+        if report.left < 30:
+            report.say(f"no time for {name}")
+            continue
+        parts[name]()
+        free_memory()
+
+
+if __name__ == "__main__":
+    main()
