@@ -8,6 +8,7 @@ from typing import Any, Final
 import zstandard
 from starlette.requests import Request
 
+from d3serve.api import bounds
 from d3serve.api.budget import BodyBytes
 from d3serve.errors import (
     BodyTooLarge,
@@ -40,10 +41,10 @@ async def read_object(request: Request, settings: Settings) -> dict[str, Any]:
     body = await read_body(request, settings)
     if len(body) > INLINE_BYTES:
         raise _too_large(INLINE_BYTES)
-    return read_payload(body, settings)
+    return read_payload(body)
 
 
-def read_payload(body: bytes, settings: Settings) -> dict[str, Any]:
+def read_payload(body: bytes) -> dict[str, Any]:
     """The JSON object in a decoded body.
 
     Raises:
@@ -52,7 +53,7 @@ def read_payload(body: bytes, settings: Settings) -> dict[str, Any]:
     """
     if not body.strip():
         raise InvalidJSON("the body is empty; send a JSON object")
-    value = read_json(body, max_depth=settings.max_json_depth)
+    value = read_json(body, max_depth=bounds.MAX_JSON_DEPTH)
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, not {shown(value)}")
     return value

@@ -11,6 +11,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from d3serve.api import bounds
 from d3serve.api.media_parts import media_parts
 from d3serve.api.openai_models import ChoiceAsked, OpenAIDecisionRequest, QuestionAsked, ScoreAsked
 from d3serve.api.validation import MAX_FIELDS, Findings, Path, check_request, finding_of
@@ -34,7 +35,7 @@ def to_system_one(payload: Mapping[str, Any], settings: Settings) -> DecisionReq
         InvalidRequest: or a subclass, as `check_request` does.
     """
     findings = Findings()
-    _check_sizes(payload, settings, findings)
+    _check_sizes(payload, findings)
     findings.raise_if_any()
     _check_media(payload, findings)
     asked = _validated(payload, findings)
@@ -49,10 +50,10 @@ def to_system_one(payload: Mapping[str, Any], settings: Settings) -> DecisionReq
     return check_request({"model": asked.model, "state": asked.input, "questions": questions}, settings)
 
 
-def _check_sizes(payload: Mapping[str, Any], settings: Settings, findings: Findings) -> None:
+def _check_sizes(payload: Mapping[str, Any], findings: Findings) -> None:
     """Bound what pydantic may report on."""
     questions = payload.get("questions")
-    if isinstance(questions, list) and len(questions) > (most := settings.max_questions_per_job):
+    if isinstance(questions, list) and len(questions) > (most := bounds.MAX_QUESTIONS):
         told = f"holds {len(questions)} questions; a job may hold {most}"
         findings.add("too_many_questions", ("questions",), told)
         return

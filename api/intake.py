@@ -46,7 +46,7 @@ def take_in(body: bytes, settings: Settings, *, any_dialect: bool) -> Taken:
         InvalidJSON: the body is not strict JSON.
         InvalidRequest: or a subclass; `details["errors"]` lists up to ten findings.
     """
-    payload = read_payload(body, settings)
+    payload = read_payload(body)
     openai = any_dialect and is_openai(payload)
     decision = to_system_one(payload, settings) if openai else check_request(payload, settings)
     return Taken(

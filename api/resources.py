@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
+from d3serve.api import bounds
 from d3serve.schemas import ModelInfo
 from d3serve.schemas.questions import LIMITS
 from d3serve.settings import Settings
@@ -136,7 +137,7 @@ def _model(model: ModelInfo, settings: Settings) -> dict[str, Any]:
         "limits": {
             "tokens_per_question": min(model.max_length, settings.max_interactive_tokens),
             "tokens_per_question_offline": min(model.max_length, settings.max_offline_tokens),
-            "questions_per_job": settings.max_questions_per_job,
+            "questions_per_job": bounds.MAX_QUESTIONS,
             **LIMITS,
             "body_bytes": settings.max_body_bytes,
         },

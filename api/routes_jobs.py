@@ -9,6 +9,7 @@ from fastapi.sse import EventSourceResponse
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
+from d3serve.api import bounds
 from d3serve.api.auth import Reader, Writer
 from d3serve.api.bodies import read_body
 from d3serve.api.dependencies import Parts, TheParts, TheSubmitHeaders
@@ -90,7 +91,7 @@ async def submit(request: Request, parts: TheParts, tenant: Writer, sent: TheSub
     if sent.respond_async:
         headers["Preference-Applied"] = "respond-async"
     elif sent.wait_s is not None:
-        wait_s = min(sent.wait_s, parts.settings.max_wait_s)
+        wait_s = min(sent.wait_s, bounds.MAX_WAIT_S)
         headers["Preference-Applied"] = f"wait={wait_s:g}"
         with suppress(JobExpired):  # erased meanwhile; it was taken all the same
             job = await parts.store.wait(submitted.job_id, tenant, wait_s)
@@ -138,9 +139,9 @@ async def poll(
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """The job now, or as soon as it is done within `wait` seconds. 404 unknown, 410 gone."""
-    longest = parts.settings.max_wait_s
-    if asked.wait > longest:
-        raise InvalidRequest(f"wait must be at most {longest:g} s, not {asked.wait:g}", field="wait")
+    if asked.wait > bounds.MAX_WAIT_S:
+        told = f"wait must be at most {bounds.MAX_WAIT_S:g} s, not {asked.wait:g}"
+        raise InvalidRequest(told, field="wait")
     store = parts.store
     job = await (store.wait(job_id, tenant, asked.wait) if asked.wait else store.get(job_id, tenant))
     response = job_response(job, result=await _result_if_there(parts, job) if asked.include else None)

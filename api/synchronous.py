@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from starlette.requests import ClientDisconnect, Request
 
+from d3serve.api import bounds
 from d3serve.api.dependencies import Parts, SubmitHeaders
 from d3serve.api.dialect import AnswerNames
 from d3serve.api.intake import Taken
@@ -144,10 +145,9 @@ class Call:
         return Answered(job, await self.parts.store.result(job_id, self.tenant))
 
     async def _wait(self, job_id: str) -> JobRecord:
-        settings = self.parts.settings
-        wanted = self.sent.wait_s if self.sent.wait_s is not None else settings.sync_wait_s
+        wanted = self.sent.wait_s if self.sent.wait_s is not None else bounds.SYNC_WAIT_S
         waiting = asyncio.create_task(
-            self.parts.store.wait(job_id, self.tenant, min(wanted, settings.max_wait_s))
+            self.parts.store.wait(job_id, self.tenant, min(wanted, bounds.MAX_WAIT_S))
         )
         gone = asyncio.create_task(_disconnected(self.request))
         try:

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from d3serve import errors
+from d3serve.api import bounds
 from d3serve.api.media_parts import media_parts
 from d3serve.api.problems import MAX_PROBLEMS
 from d3serve.api.token_bounds import size_of
@@ -99,7 +100,7 @@ def check_request(payload: Mapping[str, Any], settings: Settings) -> DecisionReq
     elif not isinstance(payload["state"], str | dict | list):
         found = shown(payload["state"])
         findings.add("invalid_request", ("state",), f"must be a string, an object or a list, not {found}")
-    questions = _check_questions(payload.get("questions"), settings, findings)
+    questions = _check_questions(payload.get("questions"), findings)
     for told in media_parts(payload.get("state")):
         findings.add("unsupported_modality", ("state",), told)
     job = check_job(payload.get("job", {}), findings)
@@ -187,29 +188,29 @@ def _check_model(model: Any, findings: Findings) -> None:
         findings.add("invalid_request", ("model",), told)
 
 
-def _check_questions(value: Any, settings: Settings, findings: Findings) -> dict[str, Question]:
+def _check_questions(value: Any, findings: Findings) -> dict[str, Question]:
     if not isinstance(value, dict) or not value:
         found = shown(value) if value is not None else "missing or null"
         findings.add(
             "invalid_request", ("questions",), f"must be an object with at least one question, not {found}"
         )
         return {}
-    if len(value) > settings.max_questions_per_job:
+    if len(value) > bounds.MAX_QUESTIONS:
         findings.add(
             "too_many_questions",
             ("questions",),
-            f"holds {len(value)} questions; a job may hold {settings.max_questions_per_job}",
+            f"holds {len(value)} questions; a job may hold {bounds.MAX_QUESTIONS}",
         )
         return {}
     checked: dict[str, Question] = {}
     for name, raw in value.items():
         if findings.full:
             break
-        if not name or len(name) > settings.max_question_id_chars:
+        if not name or len(name) > bounds.MAX_QUESTION_ID_CHARS:
             findings.add(
                 "invalid_question",
                 ("questions", name),
-                f"has an id of {len(name)} characters; an id has 1 to {settings.max_question_id_chars}",
+                f"has an id of {len(name)} characters; an id has 1 to {bounds.MAX_QUESTION_ID_CHARS}",
             )
             continue
         question = _check_question(raw, ("questions", name), findings)

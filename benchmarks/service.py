@@ -228,8 +228,9 @@ async def timed(count: int, clients: int, call: Callable[[int], Awaitable[Any]])
 
 async def waiters(place: Place, count: int) -> list[float]:
     """Milliseconds from a commit to its waiter, for `count` waiters in one process, a commit every 10 ms."""
-    settings = Settings(redis_url=place.url, namespace="waiters", max_batch_questions=10_000)
+    settings = Settings(redis_url=place.url, namespace="waiters")
     worker, committed, heard = TurnStore.open(settings, "bench"), dict[str, float](), dict[str, float]()
+    worker.max_batch_questions = 10_000
     usage = Usage(input_tokens=1, computed_tokens=1, state_tokens=1, state_cached=False, questions=1)
     response = DecisionResponse(model="fake", answers={"q": NoulAnswer(noul=0.5)}, usage=usage)
 

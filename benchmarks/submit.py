@@ -126,7 +126,7 @@ def service(*, state_files: bool) -> Iterator[tuple[int, list[int], list[int]]]:
         settings = Settings(
             redis_url=broker.url, state_dir=Path(folder) / "states" if state_files else None, port=port,
             log_level="warning",
-            max_queued_jobs=10_000_000, max_queued_bytes=2**40,
+            max_queued_jobs=10_000_000,
         )  # fmt: skip
         try:
             with counting_together(PROCESSES) as shared:

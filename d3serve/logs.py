@@ -89,7 +89,6 @@ def configure_logging(settings: Settings, **bound: str) -> None:
     """Set up structlog and the libraries' loggers for this process; every event carries `bound`."""
     write_or_lose()
     level = getattr(logging, settings.log_level.upper())
-    as_json = settings.log_format == "json" or (settings.log_format is None and not sys.stderr.isatty())
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -97,7 +96,9 @@ def configure_logging(settings: Settings, **bound: str) -> None:
         redact,
         frames_only,
     ]
-    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    )
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),

@@ -37,7 +37,7 @@ MODEL = ModelInfo(
 
 @pytest.fixture
 def settings(redis_url, raw_redis):  # noqa: ARG001 - the server is emptied first
-    return Settings(redis_url=redis_url, lease_s=5)
+    return Settings(redis_url=redis_url)
 
 
 def answer(question):
@@ -64,6 +64,7 @@ class HandWorker:
 
     def __init__(self, settings):
         self.turns = TurnStore.open(settings, "hand:1")
+        self.turns.lease_s = 5
 
     def show_itself(self, load="loaded", **model):
         self.model = MODEL.model_copy(update=model)

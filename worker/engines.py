@@ -124,7 +124,6 @@ def load_engine(settings: Settings) -> Engine:
         dtype=settings.dtype,
         state_cache_bytes=settings.state_cache_bytes,
         state_cache_host_bytes=settings.state_cache_host_bytes,
-        special_tokens_in_text=settings.special_tokens_in_text,
         load_format=settings.load_format,
         quantization=settings.quantization,
         trust_remote_code=settings.trust_remote_code,

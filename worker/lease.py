@@ -18,11 +18,11 @@ class LeaseKeeper:
     A turn whose lease is lost should stop at the next chance: its commits will be refused.
     """
 
-    def __init__(self, store: TurnStore, lease: str, lease_s: float) -> None:
+    def __init__(self, store: TurnStore, lease: str) -> None:
         self.lost = False
         self._store = store
         self._lease = lease
-        self._every_s = lease_s / 4
+        self._every_s = store.lease_s / 4
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="d3serve-lease", daemon=True)
 

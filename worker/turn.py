@@ -26,7 +26,7 @@ from d3serve.settings import Settings
 from d3serve.store.encode import decode_questions, decode_state
 from d3serve.store.records import Stage
 from d3serve.store.turns import ClaimedJob, FreeMode, Turn, TurnStore
-from d3serve.wake.celery_app import WakeSender
+from d3serve.wake.celery_app import TURN_LIMIT_S, WakeSender
 from d3serve.worker.engines import Decided, Engine, Prepared
 from d3serve.worker.grouping import joined, plan_batches, question_tokens, spans
 from d3serve.worker.lease import LeaseKeeper
@@ -80,7 +80,7 @@ class TurnRunner:
         report, began = TurnReport(), time.monotonic()
         if self.grace.stopping:
             return report
-        self._yields_until = began + self._settings.turn_limit_s / 2
+        self._yields_until = began + TURN_LIMIT_S / 2
         self._run(self._store.claim(os.getpid()), report, MAX_ROUNDS)
         report.seconds = time.monotonic() - began
         return report
@@ -91,7 +91,7 @@ class TurnRunner:
             return
         warm: set[str] = set()
         try:
-            with LeaseKeeper(self._store, turn.lease, self._settings.lease_s) as keeper:
+            with LeaseKeeper(self._store, turn.lease) as keeper:
                 self._rounds(turn, keeper, report, warm, max_rounds)
         except Exception as error:
             # The next attempt runs each suspect alone; none is where Redis was away or time ran out, nor, as the store
@@ -218,7 +218,7 @@ class TurnRunner:
                 chosen,
                 frozenset(self._engine.cached_state_keys()),
                 max_tokens=self._most_tokens,
-                max_questions=self._settings.max_batch_questions,
+                max_questions=self._store.max_batch_questions,
             )
 
     @property
@@ -246,7 +246,7 @@ class TurnRunner:
 
     def _decide_alone(self, turn: Turn, work: Work, keeper: LeaseKeeper, report: TurnReport) -> None:
         """Answer one job; one that is larger than a batch in several, between which others have their turn."""
-        batches = work.prepared.batches(self._most_tokens, self._settings.max_batch_questions)
+        batches = work.prepared.batches(self._most_tokens, self._store.max_batch_questions)
         parts: list[Decided] = []
         spent_s = 0.0
         for batch, span in zip(batches, spans(batches), strict=True):

@@ -99,10 +99,6 @@ class Settings(BaseSettings):
         default=("jev-latest",),
         description="Other names under which clients may ask for the model (the stock SDK sends jev-latest).",
     )
-    special_tokens_in_text: Literal["plain", "reference"] = Field(
-        default="plain",
-        description="Control tokens inside user text: encoded as plain text, or as the reference runtime does.",
-    )
     quantization: Literal["fp8"] | None = Field(
         default=None,
         description="fp8: quantize plain weights while loading, as published FP8 packages are; those need no flag.",
@@ -119,9 +115,6 @@ class Settings(BaseSettings):
         description="Largest decoded request body. An API process holds 128 MiB of bodies at once, or eight of the "
         "largest, and needs four times as much memory for them.",
     )
-    max_json_depth: int = Field(default=100, ge=4, le=200, description="Deepest nesting of a request body.")
-    max_questions_per_job: int = Field(default=256, ge=1, description="Most questions in one job.")
-    max_question_id_chars: int = Field(default=256, ge=1, description="Longest question id.")
     max_interactive_tokens: int = Field(
         default=32_768, ge=16, description="Longest prompt of the interactive lane, in tokens."
     )
@@ -140,9 +133,6 @@ class Settings(BaseSettings):
 
     # the queue
     max_queued_jobs: int = Field(default=100_000, ge=1, description="Jobs that may wait; more get 429.")
-    max_queued_bytes: int = Field(
-        default=2**30, ge=2**20, description="Bytes of states and questions that may wait; more get 429."
-    )
     max_queued_jobs_per_tenant: int = Field(
         default=50_000,
         ge=1,
@@ -152,10 +142,8 @@ class Settings(BaseSettings):
         default=2**30,
         ge=2**20,
         description="Bytes of one tenant's jobs, waiting or ended, in Redis and in files of states, so that none fills "
-        "either; more get 429. Half of the embedded broker's memory.",
-    )
-    broker_max_memory_bytes: int = Field(
-        default=2 * 2**30, ge=2**24, description="Memory of the embedded broker; a full one refuses new jobs."
+        "either; more get 429. Half of the embedded broker's memory. All that wait may take 1 GiB, or as much as one "
+        "tenant where that is more.",
     )
     result_ttl_s: int = Field(
         default=86_400, ge=60, description="How long a result is kept, from completion."
@@ -166,21 +154,6 @@ class Settings(BaseSettings):
         le=7 * 86_400,
         description="Longest that a client may ask for a result to be kept; it bounds the default too.",
     )
-    tombstone_ttl_s: int = Field(
-        default=7 * 86_400, ge=60, description="How long an expired job still answers 410 and not 404."
-    )
-    idempotency_ttl_s: int = Field(
-        default=86_400, ge=60, description="How long an Idempotency-Key is remembered."
-    )
-    lease_s: float = Field(
-        default=60.0, gt=0, description="A claim not renewed for this long goes back to the queue."
-    )
-    max_attempts: int = Field(default=3, ge=1, description="Attempts after which a job fails for good.")
-    turn_limit_s: float = Field(
-        default=1_800,
-        gt=0,
-        description="A turn that takes longer is taken for stuck, and its process replaced.",
-    )
     stop_grace_s: float = Field(
         default=25.0,
         ge=0,
@@ -190,28 +163,16 @@ class Settings(BaseSettings):
     lanes: tuple[Literal["interactive", "offline"], ...] = Field(
         default=("interactive", "offline"), description="Lanes that this worker serves."
     )
-    max_wait_s: float = Field(
-        default=60.0, ge=30, description="Longest `?wait=`; our clients ask for up to 30 s."
-    )
-    sync_wait_s: float = Field(
-        default=9.0, gt=0, description="How long a synchronous call waits; below the SDK's 10 s."
-    )
 
     # webhooks
     webhook_allow: tuple[str, ...] = Field(
         default=(),
         description="Networks (CIDR) that webhooks may reach although they are not public, and over plain http.",
     )
-    webhook_timeout_s: float = Field(
-        default=15.0, gt=0, description="How long a receiver may take to answer."
-    )
 
     # the turn
     max_batch_tokens: int = Field(
         default=16_384, ge=16, description="Token budget of a turn, and of each batch of it."
-    )
-    max_batch_questions: int = Field(
-        default=512, ge=1, description="Most questions in a turn, and in each batch of it."
     )
     state_cache_bytes: int | None = Field(
         default=None,
@@ -225,10 +186,7 @@ class Settings(BaseSettings):
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least level logged."
-    )
-    log_format: Literal["json", "console"] | None = Field(
-        default=None, description="Unset: console on a terminal, else json."
+        default="info", description="Least level logged. Logs are JSON, but on a terminal."
     )
 
     @field_validator("redis_url")

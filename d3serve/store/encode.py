@@ -15,6 +15,8 @@ from d3serve.settings import Settings
 
 # One step of priority is worth this much waiting: a low job older than a normal one by more goes first.
 PRIORITY_STEP_MS = 30_000
+MAX_ATTEMPTS = 3  # a job that ends so many workers is their end
+TOMBSTONE_TTL_S = 7 * 86_400  # an expired job answers 410, not 404, for as long as a result may be kept
 PRIORITY_RANK = {"high": -1, "normal": 0, "low": 1}
 QUESTIONS: TypeAdapter[dict[str, Question]] = TypeAdapter(dict[str, Question])
 
@@ -144,8 +146,8 @@ def encode_job(
         "asked_lane": options.lane or "",
         "timeout_ms": 1000 * (options.timeout_s or 0),
         "ttl_ms": 1000 * min(options.result_ttl_s or settings.result_ttl_s, settings.max_result_ttl_s),
-        "tomb_ms": 1000 * settings.tombstone_ttl_s,
-        "max_attempts": settings.max_attempts,
+        "tomb_ms": 1000 * TOMBSTONE_TTL_S,
+        "max_attempts": MAX_ATTEMPTS,
         "traceparent": traceparent or "",
     }
     return EncodedJob(

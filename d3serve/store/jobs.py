@@ -31,6 +31,7 @@ from d3serve.store.states import LargeStates
 from d3serve.store.table import AsyncTable
 from d3serve.store.waiters import REREAD_S, Dispatcher
 
+IDEMPOTENCY_TTL_S = 86_400  # longer than any client goes on trying
 CALLERS_TTL_S = 120  # longer than any call waits: a dead API process is forgotten
 
 
@@ -98,7 +99,7 @@ class JobStore:
 
         `request.model` must be the served name, aliases resolved; with `revision`, only a worker that serves that
         one answers. `fingerprint` identifies the body for
-        the idempotency check; the record lives for `idempotency_ttl_s`, by default as the settings say.
+        the idempotency check; the record lives for `idempotency_ttl_s`, by default a day.
         The lane is `request.job.lane`, else chosen from an estimate of the length.
 
         Raises:
@@ -110,7 +111,7 @@ class JobStore:
         if isinstance(request, DecisionRequest):  # a large one is better encoded off the event loop
             request = encode_request(request)
         job = encode_job(self._settings, request, tenant=tenant, revision=revision, traceparent=traceparent)
-        idem_ttl_s = idempotency_ttl_s or self._settings.idempotency_ttl_s
+        idem_ttl_s = idempotency_ttl_s or IDEMPOTENCY_TTL_S
         idem = "" if idempotency_key is None else _digest(f"{tenant}\0{idempotency_key}")
         job_id = f"job_{secrets.token_hex(12)}"
         await self._memory.admit()

@@ -8,6 +8,7 @@ from d3serve.errors import QueueFull, QuotaExceeded
 from d3serve.settings import Settings
 from d3serve.store.census import Census
 
+QUEUED_BYTES = 2**30  # half of what the embedded broker has: results need the rest
 SOONEST_S, LATEST_S = 5.0, 60.0  # sooner than that, whoever else was refused has taken the room
 UNKNOWN_S = 10.0
 
@@ -25,10 +26,15 @@ class Limits:
         chosen = self.settings
         return (
             chosen.max_queued_jobs,
-            chosen.max_queued_bytes,
+            self.queued_bytes,
             chosen.max_queued_jobs_per_tenant,
             chosen.max_kept_bytes_per_tenant,
         )
+
+    @property
+    def queued_bytes(self) -> int:
+        """The bytes of states and questions that may wait: one tenant's share must fit."""
+        return max(QUEUED_BYTES, self.settings.max_kept_bytes_per_tenant)
 
     async def refusal(self, tenant: str, kind: str, *told: Any) -> QueueFull | QuotaExceeded:
         """The error for what SUBMIT answered: of the whole queue, or of the tenant's own share."""

@@ -78,10 +78,15 @@ class Reaped:
 class TurnStore:
     """Raises StorageUnavailable when its patience ends.
 
+    `lease_s` and `max_batch_questions` are the same for every worker; tests choose others.
+
     A script that was sent and not answered is sent again, so each does no more the second time than the first; all
     but `count`, which may count twice. What is asked or told between the steps of a pass, and may as well be missed,
     has a client without patience.
     """
+
+    lease_s = 60.0  # a claim not renewed for so long goes back to the queue
+    max_batch_questions = 512  # of a turn and of each batch of it; the token budget ends most before
 
     def __init__(
         self, client: Client, settings: Settings, worker: str, glancing: Client | None = None
@@ -108,7 +113,7 @@ class TurnStore:
 
     @property
     def _lease_ms(self) -> int:
-        return round(self._settings.lease_s * 1000)
+        return round(self.lease_s * 1000)
 
     # --- one turn ----------------------------------------------------------------------------------
 
@@ -123,7 +128,7 @@ class TurnStore:
         lanes = [lane for lane in settings.lanes if not beside or lane == "interactive"]
         most = settings.max_batch_tokens if max_tokens is None else min(max_tokens, settings.max_batch_tokens)
         wakes, *groups = self._table.run(
-            "claim", lease, self.worker, pid, self._lease_ms, most, settings.max_batch_questions, MAX_GROUPS,
+            "claim", lease, self.worker, pid, self._lease_ms, most, self.max_batch_questions, MAX_GROUPS,
             FAIRNESS_MS, OFFLINE_PATIENCE_MS, self.revision, beside, *lanes,
         )  # fmt: skip
         return Turn(lease, self._fetch(groups), wakes)
@@ -131,7 +136,7 @@ class TurnStore:
     def more(self, lease: str) -> list[ClaimedJob]:
         """Take jobs that joined the turn's groups since it began."""
         settings = self._settings
-        groups = self._table.run("more", lease, settings.max_batch_tokens, settings.max_batch_questions)
+        groups = self._table.run("more", lease, settings.max_batch_tokens, self.max_batch_questions)
         return self._fetch(groups)
 
     def renew(self, lease: str) -> bool:

@@ -31,6 +31,7 @@ from d3serve.store.connect import check_server
 from d3serve.store.private import make_private, open_private
 
 START_S = 10.0
+MAX_MEMORY_BYTES = 2 * 2**30  # a full one refuses new jobs; whoever needs more has a server of their own
 STOP_S = 10.0
 LOCK_S = 5.0
 SOCKET = "valkey.sock"
@@ -272,7 +273,7 @@ def running_broker(settings: Settings) -> Iterator[EmbeddedBroker | ForeignBroke
         check_server(settings)
         yield ForeignBroker(settings.redis_url)
         return
-    broker = EmbeddedBroker(settings.data_folder(), settings.broker_max_memory_bytes).start()
+    broker = EmbeddedBroker(settings.data_folder(), MAX_MEMORY_BYTES).start()
     try:
         yield broker
     finally:

@@ -22,6 +22,7 @@ from d3serve.wake import transport
 
 TURN_TASK = "d3.turn"
 POOL = "prefork"
+TURN_LIMIT_S: Final = 1_800  # a turn that takes longer is taken for stuck, and its process replaced
 CONNECTIONS = 4  # wake-ups in flight; one takes about a millisecond
 CONNECTION_S = 5
 FOREIGN: Final = ("CELERY_", "DJANGO_")
@@ -77,7 +78,7 @@ def celery_config(settings: Settings) -> dict[str, Any]:
         "accept_content": ["json"],
         # A late ack would be redelivered after the visibility timeout, while the turn still runs.
         "task_acks_late": False,
-        "task_time_limit": settings.turn_limit_s,
+        "task_time_limit": TURN_LIMIT_S,
         "task_queues": [
             # Popped is done: to note it as unacknowledged is a write, and one refused by a full Redis ends a worker.
             Queue(name, routing_key=name, no_ack=True)  # type: ignore[no-untyped-call] # kombu has no types

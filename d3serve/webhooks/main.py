@@ -11,6 +11,8 @@ from d3serve.webhooks.outbound import Outbound
 from d3serve.webhooks.outbox import HookStore
 from d3serve.webhooks.sender import Sender
 
+ANSWER_WITHIN_S = 15.0  # what a receiver may take; one that works longer should answer first
+
 
 def webhooks_main(settings: Settings) -> int:
     """Run the sender until a signal stops it; the exit code.
@@ -29,8 +31,8 @@ async def _main(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     store = HookStore.open(settings)
-    outbound = Outbound(EgressPolicy(settings.webhook_allow), settings.webhook_timeout_s)
+    outbound = Outbound(EgressPolicy(settings.webhook_allow), ANSWER_WITHIN_S)
     try:
-        await Sender(store, outbound, settings).run(stop)
+        await Sender(store, outbound).run(stop)
     finally:
         await store.aclose()

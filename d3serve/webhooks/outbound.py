@@ -67,8 +67,8 @@ class Outbound:
     """POSTs to receivers. No redirect is followed; each call opens its own connection and is judged anew."""
 
     def __init__(self, policy: EgressPolicy, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
         self._policy = policy
-        self._timeout_s = timeout_s
         self._names = Names()
         self._open: Counter[tuple[str, str]] = Counter()
         self._tls = ssl.create_default_context()
@@ -83,12 +83,12 @@ class Outbound:
         try:
             addresses = await self._addresses(tenant, self._policy.check_url(url))
             with self._place(tenant, addresses[0]):
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(self.timeout_s):
                     return await self._post(url, addresses, headers, body)
         except InvalidRequest as error:
             raise SendFailed(f"refused: {error.message}") from None
         except TimeoutError:
-            raise SendFailed(f"no answer within {self._timeout_s:g} s") from None
+            raise SendFailed(f"no answer within {self.timeout_s:g} s") from None
         except (OSError, ssl.SSLError, httpcore.NetworkError, httpcore.TimeoutException) as error:
             raise SendFailed(f"cannot connect: {type(error).__name__} {error}"[:200]) from None
         except httpcore.ProtocolError as error:

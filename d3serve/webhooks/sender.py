@@ -18,7 +18,6 @@ from typing import Final
 import structlog
 
 from d3serve.errors import NotFound, StorageUnavailable
-from d3serve.settings import Settings
 from d3serve.webhooks.egress import destination
 from d3serve.webhooks.names import NotNow
 from d3serve.webhooks.outbound import Outbound, Reply, SendFailed
@@ -67,10 +66,10 @@ class Receiver:
 class Sender:
     """Claims due deliveries and attempts each once a claim."""
 
-    def __init__(self, store: HookStore, outbound: Outbound, settings: Settings) -> None:
+    def __init__(self, store: HookStore, outbound: Outbound) -> None:
         self._store = store
         self._outbound = outbound
-        self._lease_s = settings.webhook_timeout_s * 2 + LEASE_SPARE_S
+        self._lease_s = outbound.timeout_s * 2 + LEASE_SPARE_S
         self._receivers: defaultdict[str, Receiver] = defaultdict(Receiver)
         self._sending: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()

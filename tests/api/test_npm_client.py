@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from d3serve.api import bounds
 from d3serve.api.app import create_app
 
 SDK = "@typesafe-ai/sdk@0.6.0"
@@ -60,9 +61,9 @@ def test_the_javascript_sdk_works_unchanged(folder, service, take_turns):
     assert answer["answers"]["refund"]["noul"] == 0.75
 
 
-def test_its_retries_are_one_job(folder, settings, serving, take_turns, worker):
-    quick = settings.model_copy(update={"sync_wait_s": 0.5})
-    with serving(create_app(quick)) as address, take_turns(delay_s=0.7):
+def test_its_retries_are_one_job(folder, settings, serving, take_turns, worker, monkeypatch):
+    monkeypatch.setattr(bounds, "SYNC_WAIT_S", 0.5)
+    with serving(create_app(settings)) as address, take_turns(delay_s=0.7):
         assert ask(folder, address)["answers"]["refund"]["noul"] == 0.75
     assert jobs_made(worker) == 1
 

@@ -11,7 +11,7 @@ import pytest
 import typesafe_sdk
 from typesafe_sdk import Choice, Noul, RetryPolicy, Score, TypeSafeClient
 
-from d3serve.api import synchronous
+from d3serve.api import bounds, synchronous
 from d3serve.api.app import create_app
 
 QUESTIONS = {
@@ -43,10 +43,12 @@ def test_the_stock_sdk_works_unchanged(service, worker, take_turns):
     assert jobs_made(worker) == 1
 
 
-def test_a_call_longer_than_the_sdk_waits_is_one_job_for_all_its_tries(settings, worker, take_turns, serving):
+def test_a_call_longer_than_the_sdk_waits_is_one_job_for_all_its_tries(
+    settings, worker, take_turns, serving, monkeypatch
+):
     """The wait is cut to 0.5 s here; the SDK's three tries then cover 1.5 s and the job takes 0.7."""
-    quick = settings.model_copy(update={"sync_wait_s": 0.5})
-    with serving(create_app(quick)) as address, take_turns(delay_s=0.7), sdk(address) as client:
+    monkeypatch.setattr(bounds, "SYNC_WAIT_S", 0.5)
+    with serving(create_app(settings)) as address, take_turns(delay_s=0.7), sdk(address) as client:
         answer = client.system_one(state="hello", questions=QUESTIONS)
     assert answer.nouls["spam"].noul == 0.75
     assert jobs_made(worker) == 1
@@ -55,9 +57,9 @@ def test_a_call_longer_than_the_sdk_waits_is_one_job_for_all_its_tries(settings,
 def test_when_tries_run_out_the_exception_says_where_the_job_is(settings, worker, serving, monkeypatch):
     paused = []
     monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=paused.append))  # the SDK's clock
-    quick = settings.model_copy(update={"sync_wait_s": 0.05})
+    monkeypatch.setattr(bounds, "SYNC_WAIT_S", 0.05)
     with (
-        serving(create_app(quick)) as address,
+        serving(create_app(settings)) as address,
         sdk(address) as client,
         pytest.raises(typesafe_sdk.TypeSafeAPIError) as caught,
     ):

@@ -24,7 +24,7 @@ def log(monkeypatch):
     monkeypatch.setattr(sys, "stderr", written)
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
-    configure_logging(Settings(log_format="json"), worker="w")
+    configure_logging(Settings(), worker="w")
     yield lambda: [json.loads(line) for line in written.getvalue().splitlines()]
     root.handlers[:] = before
     root.setLevel(level)
@@ -76,9 +76,10 @@ def service_log():
     code = (
         "import logging, os, sys, threading, traceback, warnings, structlog\n"
         "from rich.console import Console\n"
-        "from d3serve.logs import configure_logging\n"
+        "from d3serve import logs\n"
         "from d3serve.settings import Settings\n"
-        "configure_logging(Settings(log_format=sys.argv[1]))\n"
+        "logs.Lossy.isatty = lambda _: sys.argv[1] == 'terminal'\n"
+        "logs.configure_logging(Settings())\n"
         "for _ in range(3):\n"
         "    structlog.get_logger().info('x' * 10_000)\n"
         "    logging.getLogger('celery').error('y')\n"
@@ -92,8 +93,8 @@ def service_log():
         "print('alive', flush=True)\n"
     )
 
-    def run(redirection, log_format):
-        command = f"exec {shlex.join([sys.executable, '-c', code, log_format])} {redirection}"
+    def run(redirection, reader):
+        command = f"exec {shlex.join([sys.executable, '-c', code, reader])} {redirection}"
         return subprocess.run(
             ["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60, cwd=ROOT,
         )  # fmt: skip
@@ -101,15 +102,15 @@ def service_log():
     return run
 
 
-@pytest.mark.parametrize("log_format", ["json", "console"])
+@pytest.mark.parametrize("reader", ["program", "terminal"])
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", "2> >(exec true)"])
-def test_what_cannot_be_written_is_lost_and_nothing_else(service_log, redirection, log_format):
-    done = service_log(redirection, log_format)
+def test_what_cannot_be_written_is_lost_and_nothing_else(service_log, redirection, reader):
+    done = service_log(redirection, reader)
     assert (done.returncode, done.stdout) == (0, "alive\n")
 
 
 def test_whatever_is_said_in_a_service_is_json(service_log):
-    done = service_log("2>&1 | grep -v '^{' ; true", "json")
+    done = service_log("2>&1 | grep -v '^{' ; true", "program")
     assert {line for line in done.stdout.splitlines() if not line.startswith(" ")} == {
         "raw",
         "table",

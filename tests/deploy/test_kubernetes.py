@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import d3serve
+from d3serve.api.bounds import MAX_WAIT_S
 from d3serve.settings import Settings
 from d3serve.store.keys import Keys
 
@@ -163,7 +164,7 @@ def test_tls_ends_before_the_service():
         "port": {"number": service["spec"]["ports"][0]["port"]},
     }
     notes = ingress["metadata"]["annotations"]
-    assert int(notes["nginx.ingress.kubernetes.io/proxy-read-timeout"]) > Settings().max_wait_s
+    assert int(notes["nginx.ingress.kubernetes.io/proxy-read-timeout"]) > MAX_WAIT_S
     assert int(notes["nginx.ingress.kubernetes.io/proxy-body-size"][:-1]) * 2**20 >= Settings().max_body_bytes
 
 
@@ -191,7 +192,7 @@ def test_nothing_outlives_its_grace_period():
         for document in DOCUMENTS
         if document["kind"] == "Deployment"
     }
-    assert waits["d3serve-api"] > Settings().max_wait_s
+    assert waits["d3serve-api"] > MAX_WAIT_S
     [worker] = (c for c in containers() if c["name"] == "worker")
     grace = {row["name"]: row.get("value") for row in worker["env"]}["D3SERVE_STOP_GRACE_S"]
     assert waits["d3serve-worker"] - 5 > float(grace) > Settings().stop_grace_s

@@ -180,7 +180,7 @@ def test_whatever_the_umask_nobody_else_can_read_or_change_what_is_kept(tmp_path
 def test_empty_variables_of_a_compose_file_are_as_good_as_none(tmp_path: Path) -> None:
     empty = {
         f"D3SERVE_{name}": ""
-        for name in ("STATE_DIR", "REVISION", "HOST", "REDIS_URL", "LOG_FORMAT", "DEVICE")
+        for name in ("STATE_DIR", "REVISION", "HOST", "REDIS_URL", "LOAD_FORMAT", "DEVICE")
     }
     empty |= dict.fromkeys(
         ("HF_HOME", "TMPDIR", "PROMETHEUS_MULTIPROC_DIR", "SSL_CERT_FILE", "PYTHONPATH"), ""

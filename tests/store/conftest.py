@@ -79,7 +79,13 @@ class Table:
     redis: redis.Redis
 
     def worker(self, name="worker-1", **changes):
-        return TurnStore(self.redis, self.settings.model_copy(update=changes), name)
+        """A worker whose settings, or constants, are others."""
+        settings = {field: changes.pop(field) for field in Settings.model_fields if field in changes}
+        store = TurnStore(self.redis, self.settings.model_copy(update=settings), name)
+        for constant, value in ({"lease_s": 5} | changes).items():
+            assert hasattr(store, constant)
+            setattr(store, constant, value)
+        return store
 
     def key(self, *parts):
         return Keys(self.settings.namespace)(*parts)
@@ -119,7 +125,7 @@ def choice():
 
 @pytest.fixture(params=SERVERS)
 async def table(request, broker_urls, sabotage):  # noqa: ARG001 # breaks the scripts before they are used
-    settings = Settings(redis_url=None, lease_s=5, max_queued_jobs=1000)
+    settings = Settings(redis_url=None, max_queued_jobs=1000)
     if request.param == "fakeredis":
         server = fakeredis.FakeServer(version=(7,))
         sync = fakeredis.FakeRedis(server=server, decode_responses=True)

@@ -4,6 +4,7 @@ import pytest
 
 from d3serve.errors import JobExpired, JobNotFinished, JobNotFound
 from d3serve.schemas import JobError
+from d3serve.store.encode import TOMBSTONE_TTL_S
 
 pytestmark = pytest.mark.anyio
 BROKEN = JobError(code="internal_error", message="broken")
@@ -67,7 +68,7 @@ class TestEnds:
         job_id = await table.submit(result_ttl_s=100)
         await fail(table, job_id)
         left_s = table.redis.ttl(table.key("gone", job_id))
-        assert left_s == pytest.approx(100 + table.settings.tombstone_ttl_s, abs=5)
+        assert left_s == pytest.approx(100 + TOMBSTONE_TTL_S, abs=5)
 
     @pytest.mark.sabotage("rate", "if count == 1 then", "if true then")
     async def test_a_window_of_requests_ends_however_many_come(self, table):

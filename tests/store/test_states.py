@@ -12,6 +12,7 @@ from d3serve.errors import QueueFull, StorageUnavailable
 from d3serve.schemas import JobError
 from d3serve.store import encode, states
 from d3serve.store.jobs import JobStore
+from d3serve.store.limits import Limits
 
 pytestmark = pytest.mark.anyio
 LARGE = 'parcel é 😀 " \\ \n ' * 20_000
@@ -178,8 +179,7 @@ async def test_a_replayed_submit_writes_nothing(shelf, make_response):
 
 
 async def test_a_refused_submit_leaves_no_file(shelf, monkeypatch):
-    full = shelf.jobs._settings.model_copy(update={"max_queued_bytes": 2**18})
-    monkeypatch.setattr(shelf.jobs, "_settings", full)
+    monkeypatch.setattr(Limits, "queued_bytes", 2**18)
     with pytest.raises(QueueFull):
         await shelf.submit()
     assert shelf.files() == []

@@ -10,6 +10,7 @@ from d3serve.errors import (
     QueueFull,
 )
 from d3serve.schemas import DecisionRequest, JobError
+from d3serve.store.limits import Limits
 
 pytestmark = pytest.mark.anyio
 BROKEN = JobError(code="internal_error", message="broken")
@@ -60,12 +61,17 @@ class TestSubmit:
         assert len(table.redis.keys(table.key("job", "*"))) == len(kept)
         assert not [name for name in table.redis.keys(table.key("st", "*")) if "many" in name]
 
-    async def test_a_queue_full_of_bytes_refuses(self, table):
-        table.jobs._settings = table.settings.model_copy(update={"max_queued_bytes": 3_000})
+    async def test_a_queue_full_of_bytes_refuses(self, table, monkeypatch):
+        monkeypatch.setattr(Limits, "queued_bytes", 3_000)
         await table.submit("x" * 2_000)
         with pytest.raises(QueueFull):
             await table.submit("y" * 2_000)
         assert (await table.jobs.stats()).lanes["interactive"].queued_jobs == 1
+
+    @pytest.mark.parametrize("kept", [2**20, 2**34])
+    async def test_the_queue_has_room_for_all_that_one_tenant_may_keep(self, table, kept):
+        table.jobs._settings = table.settings.model_copy(update={"max_kept_bytes_per_tenant": kept})
+        assert table.jobs._limits.arguments[1] == max(kept, 2**30)
 
     @pytest.mark.parametrize(
         ("chars", "asked", "lane"),

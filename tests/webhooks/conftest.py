@@ -24,7 +24,7 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 @pytest.fixture
 def settings(redis_url, raw_redis):  # noqa: ARG001 - the server is emptied first
-    return Settings(redis_url=redis_url, webhook_allow=("127.0.0.0/8",), webhook_timeout_s=1.0)
+    return Settings(redis_url=redis_url, webhook_allow=("127.0.0.0/8",))
 
 
 @dataclass
@@ -151,8 +151,8 @@ def sender_of(settings):
     @contextlib.asynccontextmanager
     async def run(hooks, outbound=None):
         stop = asyncio.Event()
-        outbound = outbound or Outbound(EgressPolicy(settings.webhook_allow), settings.webhook_timeout_s)
-        running = asyncio.create_task(Sender(hooks, outbound, settings).run(stop))
+        outbound = outbound or Outbound(EgressPolicy(settings.webhook_allow), 1.0)
+        running = asyncio.create_task(Sender(hooks, outbound).run(stop))
         yield running
         stop.set()
         await running

@@ -113,10 +113,10 @@ async def test_410_disables_the_endpoint_and_what_comes_later(finish_job, hooks,
     assert len(receiver.got) == 1
 
 
-async def test_a_410_of_an_address_that_the_endpoint_has_left_disables_nothing(hooks, settings):
+async def test_a_410_of_an_address_that_the_endpoint_has_left_disables_nothing(hooks):
     endpoint = await hooks.add_endpoint("acme", "https://new.example/", [])
     old = replace(delivery(), tenant="acme", endpoint_id=endpoint.id, url="https://old.example/")
-    await webhooks.Sender(hooks, Outbound(EgressPolicy(), 1.0), settings)._disable(old)
+    await webhooks.Sender(hooks, Outbound(EgressPolicy(), 1.0))._disable(old)
     assert (await hooks.endpoint("acme", endpoint.id)).disabled_reason is None
 
 
@@ -128,7 +128,7 @@ async def test_what_another_sender_has_settled_since_it_was_claimed_is_not_sent(
     (claimed,) = await hooks.claim(1, 30)
     await hooks.settle(replace(made, state="dead", next_try_at=None))
     policy = EgressPolicy(settings.webhook_allow)
-    await webhooks.Sender(hooks, Outbound(policy, 1.0), settings)._settle(claimed)
+    await webhooks.Sender(hooks, Outbound(policy, 1.0))._settle(claimed)
     assert receiver.got == []
 
 
@@ -181,9 +181,9 @@ async def test_after_five_failures_a_receiver_is_left_alone_for_a_while(
     assert last.at - fifth.at > 0.5, "the breaker did not open"
 
 
-async def test_of_many_receivers_the_idle_ones_are_forgotten(hooks, settings, monkeypatch):
+async def test_of_many_receivers_the_idle_ones_are_forgotten(hooks, monkeypatch):
     monkeypatch.setattr(webhooks, "MAX_RECEIVERS", 3)
-    sender = webhooks.Sender(hooks, Outbound(EgressPolicy(), 1.0), settings)
+    sender = webhooks.Sender(hooks, Outbound(EgressPolicy(), 1.0))
     shut, busy = (sender._receiver(replace(delivery(), url=f"https://{name}/")) for name in ("shut", "busy"))
     shut.closed_until, busy.sending = time.monotonic() + 60, 1
     for number in range(20):
@@ -193,8 +193,8 @@ async def test_of_many_receivers_the_idle_ones_are_forgotten(hooks, settings, mo
     assert sender._receiver(replace(delivery(), url="https://busy/")) is busy
 
 
-async def test_a_receiver_is_one_however_it_is_spelled_and_through_whichever_endpoint(hooks, settings):
-    sender = webhooks.Sender(hooks, Outbound(EgressPolicy(), 1.0), settings)
+async def test_a_receiver_is_one_however_it_is_spelled_and_through_whichever_endpoint(hooks):
+    sender = webhooks.Sender(hooks, Outbound(EgressPolicy(), 1.0))
 
     def of(url, **changes):
         return sender._receiver(replace(delivery(), url=url, **changes))
@@ -272,29 +272,27 @@ async def test_an_address_that_was_allowed_at_submit_is_judged_again_at_every_tr
 RUN = """
 import os, signal, sys
 from d3serve.settings import Settings
-from d3serve.webhooks import outbox, sender
-from d3serve.webhooks.main import webhooks_main
-sender.SCHEDULE_S, sender.LEASE_SPARE_S = (0.3,) * 9, 0.5
+from d3serve.webhooks import main, outbox, sender
+sender.SCHEDULE_S, sender.LEASE_SPARE_S, main.ANSWER_WITHIN_S = (0.3,) * 9, 0.5, 0.2
 
 async def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 for step in sys.argv[1:]:
     setattr(outbox.HookStore, step, die)
-sys.exit(webhooks_main(Settings.load()))
+sys.exit(main.webhooks_main(Settings.load()))
 """
 
 
 @pytest.fixture
 def start(settings):
     """Starts a sender as a process, which dies on its way to the steps named; it has 0.2 s for a receiver."""
-    quick = settings.model_copy(update={"webhook_timeout_s": 0.2})
     clean = {name: value for name, value in os.environ.items() if not name.startswith("D3SERVE_")}
     processes = []
 
     def run(*steps):
         command = [sys.executable, "-c", RUN, *steps]
-        processes.append(subprocess.Popen(command, env=clean | quick.to_env(), stderr=subprocess.DEVNULL))
+        processes.append(subprocess.Popen(command, env=clean | settings.to_env(), stderr=subprocess.DEVNULL))
         return processes[-1]
 
     yield run

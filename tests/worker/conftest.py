@@ -22,25 +22,28 @@ from d3serve.store.keys import Keys
 from d3serve.up.broker import EmbeddedBroker
 from d3serve.wake.celery_app import Waker
 
-RUN = (
-    "import sys; from d3serve.settings import Settings; from d3serve.worker.main import worker_main;"
-    "sys.exit(worker_main(Settings.load()))"
-)
+# What no setting is, and tests choose all the same.
+CONSTANTS = {
+    "lease_s": "d3serve.store.turns:TurnStore.lease_s",
+    "max_batch_questions": "d3serve.store.turns:TurnStore.max_batch_questions",
+    "turn_limit_s": "d3serve.wake.celery_app:TURN_LIMIT_S",
+}
 LEASE_S = 4
+WORKER = Path(__file__).parents[1] / "worker_process.py"
 IN_TIME_S = 90  # for anything that must come to pass, however busy the machine is: a start takes 2 s alone
 
 
 class Worker:
     """A worker process that a test may kill."""
 
-    def __init__(self, settings, log, prelude="", environ=None):
+    def __init__(self, settings, log, constants, prelude="", environ=None):
         env = {name: value for name, value in os.environ.items() if not name.startswith("D3SERVE_")}
         env |= environ or {}
         self.log = log
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", prelude + "\n" + RUN], env={**env, **settings.to_env()}, stderr=stderr,
-                stdout=subprocess.DEVNULL, start_new_session=True,
+                [sys.executable, "-P", str(WORKER), json.dumps(constants), prelude], stderr=stderr,
+                stdout=subprocess.DEVNULL, env={**env, **settings.to_env()}, start_new_session=True,
             )  # fmt: skip
         self.pid = self._process.pid
 
@@ -91,9 +94,11 @@ class Service:
     def start_worker(self, model="", *, prelude="", environ=None, stderr=None, **changes):
         """Start a worker; `model` holds more options of the fake engine, `prelude` code that breaks it."""
         engine = f"fake:?faults=1&trace={self.trace}&{model}".rstrip("&")
-        settings = self.settings.model_copy(update={"model": engine, "log_format": "json", **changes})
+        constants = {CONSTANTS[name]: changes.pop(name) for name in CONSTANTS if name in changes}
+        constants = {CONSTANTS["lease_s"]: LEASE_S} | constants
+        settings = self.settings.model_copy(update={"model": engine, **changes})
         log = Path(stderr or self._folder / f"worker-{next(self._count)}.log")
-        worker = Worker(settings, log, prelude, environ)
+        worker = Worker(settings, log, constants, prelude, environ)
         self.workers.append(worker)
         return worker
 
@@ -201,7 +206,7 @@ def redis_url(session_broker):
 
 @pytest.fixture
 async def service(redis_url, tmp_path):
-    settings = Settings(redis_url=redis_url, lease_s=LEASE_S)
+    settings = Settings(redis_url=redis_url)
     async with JobStore.open(settings) as jobs:
         service = Service(settings, jobs, tmp_path)
         service.send_wake = Waker(settings)

@@ -27,6 +27,8 @@ def job(name, questions=QUESTIONS, *, partial=False):
 class Store:
     """A job table that hands out one turn; notes what was committed and how the lease ended."""
 
+    lease_s, max_batch_questions = 60.0, 1
+
     def __init__(self, *names):
         self.claimed, self.unwanted, self.joiners = [job(name) for name in names], set(), iter(())
         self.committed, self.freed, self.held = [], [], True
@@ -82,7 +84,9 @@ def asked(count, **instructions):
 def run(store, before=lambda: None, **changes):
     engine = Engine.load("fake:?faults=1")
     engine.before = before
-    settings = Settings().model_copy(update={"max_batch_questions": 1, **changes})
+    for constant in ("max_batch_questions", "lease_s"):
+        setattr(store, constant, changes.pop(constant, getattr(store, constant)))
+    settings = Settings().model_copy(update=changes)
     return TurnRunner(store, engine, settings, lambda _lane: None).run()
 
 
@@ -146,8 +150,7 @@ def test_after_a_turn_that_redis_broke_off_large_jobs_let_others_pass_as_before(
         return set(names)
 
     store.progress = progress
-    engine, settings = Engine.load("fake:?faults=1"), Settings().model_copy(update={"max_batch_questions": 1})
-    runner = TurnRunner(store, engine, settings, lambda _lane: None)
+    runner = TurnRunner(store, Engine.load("fake:?faults=1"), Settings(), lambda _lane: None)
     with pytest.raises(StorageUnavailable):
         runner.run()
     runner.run()

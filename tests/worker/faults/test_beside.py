@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+from d3serve.store.encode import MAX_ATTEMPTS
+
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 LONG = "x" * 40_000
@@ -61,8 +63,7 @@ async def test_a_device_that_dies_in_a_short_pass_costs_the_long_job_no_attempt(
     long = await service.submit(LONG)
     await service.running(long)
     short = await service.submit("fake:device-error")
-    most = service.settings.max_attempts
-    assert await charged(service, long, short) == [("succeeded", 1), ("failed", most)]
+    assert await charged(service, long, short) == [("succeeded", 1), ("failed", MAX_ATTEMPTS)]
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,17 @@ import signal
 
 import pytest
 
+from d3serve.store import encode
+
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_forty_kills_in_three_thousand_jobs_lose_nothing(service):
+async def test_forty_kills_in_three_thousand_jobs_lose_nothing(service, monkeypatch):
     """Each kill meets a turn that runs, and takes a whole worker or only its child, whichever chance picks."""
     # More attempts than kills: a job that was lost goes first, and on a slow machine most kills meet the same one.
-    service.jobs._settings = service.settings.model_copy(update={"max_attempts": 50})
+    monkeypatch.setattr(encode, "MAX_ATTEMPTS", 50)
     ids = await service.submit_many(f"state {i % 300}" for i in range(3_000))
     for _ in range(2):
         service.start_worker("question_ms=4", max_batch_questions=16)

@@ -268,7 +268,7 @@ async def test_every_line_of_a_worker_is_json_whatever_happens_to_it(service, br
 
 @pytest.mark.parametrize("refuse", [no_replicas, demoted, snapshot_failed])
 async def test_the_webhook_sender_waits_too(service, refuse, tmp_path):
-    settings = service.settings.model_copy(update={"webhook_allow": ("127.0.0.0/8",), "log_format": "json"})
+    settings = service.settings.model_copy(update={"webhook_allow": ("127.0.0.0/8",)})
     log = tmp_path / "sender.log"
     with log.open("wb") as stderr:
         sender = subprocess.Popen(  # noqa: ASYNC220 # starting one takes no time
