@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,16 @@ from d3serve.kernels.matrix import quantize_rows
 from d3serve.model.compressed import Scheme, dequantize
 from d3serve.model.config import CODES, Geometry
 from d3serve.model.package import Package
-from d3serve.model.shards import READOUT, float8_names, tensor_sizes, text_tensors
+from d3serve.model.shards import (
+    READOUT,
+    float8_names,
+    named_tensors,
+    tensor_sizes,
+    text_name,
+    vision_name,
+)
+from d3serve.model.vision_config import VisionGeometry
+from d3serve.model.vision_weights import VisionAllocator, VisionWeights
 from d3serve.model.weights import Allocator, Weights, scale_name
 
 Quantization = Literal["fp8"]
@@ -56,13 +65,7 @@ def load_weights(
     require_memory(geometry, dtype, float8, free_bytes=free_bytes(device))
     allocator = Allocator(geometry, device, dtype, float8)
     weights = allocator.weights(CODES)
-    loading = _Loading(allocator.targets, package.scheme, device)
-    readers = READERS if device.type == "cuda" else 1
-    tasks = product(files, range(readers))  # shares of each file, so that a single one is read no slower
-    with ThreadPoolExecutor(readers) as pool:
-        for _ in pool.map(lambda task: loading.read(task[0], task[1], readers), tasks):
-            pass
-    loading.finish(package.folder)
+    _fill_all(_Loading(allocator.targets, package.scheme, device), package)
     _load_readout(package.folder / READOUT, weights.readout)
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # copies are under way
@@ -70,6 +73,34 @@ def load_weights(
     size = sum(path.stat().st_size for path in files)
     log.info("read %.2f GB in %.1f s: %.2f GB/s", size / 1e9, seconds, size / 1e9 / seconds)
     return weights
+
+
+def load_tower(
+    package: Package, geometry: VisionGeometry, device: torch.device, dtype: torch.dtype
+) -> VisionWeights:
+    """Stream the package's vision tower onto `device` in `dtype`; it is never quantized.
+
+    Raises:
+        InvalidCheckpoint: as `load_weights`.
+    """
+    _require_stored(geometry, package.weight_files)
+    require_tower_memory(geometry, dtype, free_bytes=free_bytes(device))
+    allocator = VisionAllocator(geometry, device, dtype)
+    weights = allocator.weights()
+    _fill_all(_Loading(allocator.targets, package.scheme, device, vision_name), package)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # copies are under way
+    return weights
+
+
+def _fill_all(loading: "_Loading", package: Package) -> None:
+    """Read every file, shares of each at once, so that a single one is read no slower."""
+    readers = READERS if loading.device.type == "cuda" else 1
+    tasks = product(package.weight_files, range(readers))
+    with ThreadPoolExecutor(readers) as pool:
+        for _ in pool.map(lambda task: loading.read(task[0], task[1], readers), tasks):
+            pass
+    loading.finish(package.folder)
 
 
 def multiplies_float8(device: torch.device, dtype: torch.dtype) -> bool:
@@ -94,7 +125,7 @@ def free_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _require_stored(geometry: Geometry, files: Iterable[Path]) -> None:
+def _require_stored(geometry: Geometry | VisionGeometry, files: Iterable[Path]) -> None:
     """Refuse sizes that have nothing to do with the files, before memory for them is asked for.
 
     Sizes that come near are refused with the first tensor that differs.
@@ -103,7 +134,17 @@ def _require_stored(geometry: Geometry, files: Iterable[Path]) -> None:
     if geometry.parameters > MOST_PACKED * stored:
         raise InvalidCheckpoint(
             f"config.json: its sizes make {geometry.parameters:,} weights; the files hold {stored:,} numbers",
-            field="text_config",
+            field="text_config" if isinstance(geometry, Geometry) else "vision_config",
+        )
+
+
+def require_tower_memory(geometry: VisionGeometry, dtype: torch.dtype, *, free_bytes: int) -> None:
+    """Refuse a vision tower that the device cannot hold, as `require_memory` does with a backbone."""
+    needed = geometry.parameters * dtype.itemsize
+    if needed > free_bytes:
+        raise InvalidCheckpoint(
+            f"the vision tower needs {needed / 1e9:.1f} GB of device memory in {dtype}; "
+            f"{free_bytes / 1e9:.1f} GB are free"
         )
 
 
@@ -129,17 +170,26 @@ def require_memory(
 class _Loading:
     """Fills targets with what files hold, each exactly once, in any order and from several threads."""
 
-    def __init__(self, targets: dict[str, Tensor], scheme: Scheme, device: torch.device) -> None:
+    def __init__(
+        self,
+        targets: dict[str, Tensor],
+        scheme: Scheme,
+        device: torch.device,
+        name_of: Callable[[str], str | None] = text_name,
+    ) -> None:
+        self._name_of = name_of
         self._targets = targets
         self._missing = dict(targets)
         self._scheme = scheme
         self._lock = Lock()
         self._parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
-        self._device = device
+        self.device = device
 
     def read(self, path: Path, share: int, shares: int) -> None:
         """Read one of `shares` of a file. A quantized module is unpacked once its last part has come."""
-        for stored, name, tensor in text_tensors(path, self._device, share=share, shares=shares):
+        for stored, name, tensor in named_tensors(
+            path, self.device, self._name_of, share=share, shares=shares
+        ):
             if (module := self._module(name, tensor)) is not None:
                 if parts := self._collect(module, name.removeprefix(module), tensor):
                     self._unpack(module, parts, path)
@@ -200,7 +250,7 @@ class _Loading:
 
 
 def _load_readout(path: Path, target: Tensor) -> None:
-    tensors = {stored: tensor for stored, _, tensor in text_tensors(path, target.device)}
+    tensors = {stored: tensor for stored, _, tensor in named_tensors(path, target.device)}
     if set(tensors) != {"weight"}:
         raise InvalidCheckpoint(f"{path.name} holds {_listed(tensors)}; expected one tensor named weight")
     if tensors["weight"].dtype != torch.float32:

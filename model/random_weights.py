@@ -5,6 +5,8 @@ import math
 import torch
 
 from d3serve.model.config import CODES, Geometry
+from d3serve.model.vision_config import VisionGeometry
+from d3serve.model.vision_weights import VisionAllocator, VisionWeights
 from d3serve.model.weights import Allocator, Weights
 
 SEED = 20_260_919
@@ -24,6 +26,26 @@ def random_weights(
     for name, tensor in allocator.targets.items():
         _fill(name, tensor, generator)
     weights.readout.normal_(std=1.5 / math.sqrt(geometry.hidden), generator=generator)
+    return weights, allocator.targets
+
+
+def random_tower(
+    geometry: VisionGeometry, device: torch.device, dtype: torch.dtype
+) -> tuple[VisionWeights, dict[str, torch.Tensor]]:
+    """Draw a vision tower in the same way; its features have the size of embeddings."""
+    generator = torch.Generator(device).manual_seed(SEED)
+    allocator = VisionAllocator(geometry, device, dtype)
+    weights = allocator.weights()
+    for name, tensor in allocator.targets.items():
+        if "norm" in name and name.endswith("weight"):
+            tensor.uniform_(0.8, 1.2, generator=generator)
+        elif name.endswith("bias"):
+            tensor.normal_(std=0.1, generator=generator)
+        elif name == "pos_embed.weight":
+            tensor.normal_(std=1.0, generator=generator)
+        else:
+            gain = 2.0 if name == "merger.linear_fc2.weight" else 1.0
+            tensor.normal_(std=gain / math.sqrt(tensor[0].numel()), generator=generator)
     return weights, allocator.targets
 
 

@@ -1,7 +1,7 @@
 """The safetensors files of a package: which there are, what is in them, one tensor at a time."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,17 @@ def text_name(stored: str) -> str | None:
     return stored.removeprefix(prefix)
 
 
+def vision_name(stored: str) -> str | None:
+    """Give the vision tower's name of a stored tensor; None for all else."""
+    prefix = next((each for each in VISION if stored.startswith(each)), None)
+    return None if prefix is None else stored.removeprefix(prefix)
+
+
+def hold_tower(files: Iterable[Path]) -> bool:
+    """Whether any tensor of these files belongs to a vision tower."""
+    return any(vision_name(stored) is not None for path in files for stored, _ in tensor_sizes(path))
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     refuse_irregular(path)
@@ -75,19 +86,24 @@ def _opened(path: Path) -> Iterator[Any]:
         raise InvalidCheckpoint(f"{path.name} is damaged: {error}", field=path.name) from None
 
 
-def text_tensors(
-    path: Path, device: torch.device, *, share: int = 0, shares: int = 1
+def named_tensors(
+    path: Path,
+    device: torch.device,
+    name_of: Callable[[str], str | None] = text_name,
+    *,
+    share: int = 0,
+    shares: int = 1,
 ) -> Iterator[tuple[str, str, Tensor]]:
-    """Read the tensors of one file that a text-only pass needs, or one of `shares` of them.
+    """Read the tensors of one file that `name_of` gives a name, or one of `shares` of them.
 
     Yields:
-        (name in the file, name in the backbone, tensor on `device`), one tensor at a time.
+        (name in the file, the name given, tensor on `device`), one tensor at a time.
 
     Raises:
         InvalidCheckpoint: the file is missing or damaged, or a tensor is of a type that no package holds.
     """
     with _opened(path) as file:
-        names = {stored: name for stored in file.offset_keys() if (name := text_name(stored)) is not None}
+        names = {stored: name for stored in file.offset_keys() if (name := name_of(stored)) is not None}
         wanted = list(names)[share::shares]
         mapped = device.type != "cuda"
         tensors = map(file.get_tensor, wanted) if mapped else staged_tensors(path, wanted, device)

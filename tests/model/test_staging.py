@@ -8,7 +8,7 @@ from d3serve.errors import InvalidCheckpoint
 from d3serve.model import shards
 from d3serve.model.checkpoint import load_weights
 from d3serve.model.package import open_package
-from d3serve.model.shards import staged_tensors, text_tensors
+from d3serve.model.shards import named_tensors, staged_tensors, text_name
 from d3serve.model.staging import Staging
 
 CPU = torch.device("cpu")
@@ -47,7 +47,9 @@ def test_tensors_are_those_of_the_file(chunk, file, device, monkeypatch):
 
 
 def test_shares_of_a_file_are_all_of_it(file):
-    shared = [stored for share in range(3) for stored, _, _ in text_tensors(file, CPU, share=share, shares=3)]
+    shared = [
+        stored for share in range(3) for stored, _, _ in named_tensors(file, CPU, share=share, shares=3)
+    ]
     assert sorted(shared) == sorted(load_file(file))
 
 
@@ -68,12 +70,12 @@ def test_weights_through_pinned_memory_are_those_of_the_file(tiny_checkpoint, mo
     package = open_package(tiny_checkpoint)
     mapped = load_weights(package, CPU, torch.bfloat16)
 
-    def staged(path, device, *, share=0, shares=1):
-        for stored, name, _ in list(text_tensors(path, device, share=share, shares=shares)):
+    def staged(path, device, name_of=text_name, *, share=0, shares=1):
+        for stored, name, _ in list(named_tensors(path, device, name_of, share=share, shares=shares)):
             (tensor,) = staged_tensors(path, [stored], device)
             yield stored, name, tensor
 
-    monkeypatch.setattr("d3serve.model.checkpoint.text_tensors", staged)
+    monkeypatch.setattr("d3serve.model.checkpoint.named_tensors", staged)
     through = load_weights(package, CPU, torch.bfloat16)
     assert torch.equal(mapped.embedding, through.embedding)
     for a, b in zip(mapped.layers, through.layers, strict=True):
