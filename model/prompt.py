@@ -7,7 +7,7 @@ to the question block. So ids always come from the whole prompt, never from the 
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Protocol
 
@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from d3serve.errors import D3ServeError, InvalidQuestion, InvalidRequest, MaxTokensExceeded, TooManyOptions
+from d3serve.model.media import Medium
+from d3serve.model.media_prompt import MediaFormat, PlacedMedia
 from d3serve.model.token_floor import TokenFloor
 from d3serve.model.tokenizer import Encoded, PromptTokenizer
+from d3serve.model.vision_config import VisionTokens
 from d3serve.schemas.questions import Question, value_text
 
 Tokens = NDArray[np.int32]
@@ -41,6 +44,7 @@ class Prompts:
     state: Tokens
     questions: tuple[Tokens, ...]
     own_states: tuple[Tokens, ...] = ()
+    media: PlacedMedia | None = None  # of the state, which all prompts begin with
 
     @property
     def lengths(self) -> list[int]:
@@ -50,8 +54,10 @@ class Prompts:
 
     def only(self, chosen: Sequence[bool]) -> "Prompts":
         """The prompts of the chosen questions."""
-        return Prompts(
-            self.state, tuple(compress(self.questions, chosen)), tuple(compress(self.own_states, chosen))
+        return replace(
+            self,
+            questions=tuple(compress(self.questions, chosen)),
+            own_states=tuple(compress(self.own_states, chosen)),
         )
 
 
@@ -149,7 +155,11 @@ def question_part(name: str, question: Question, codes: Sequence[str]) -> str:
 
 
 def build_prompts(
-    tokenizer: PromptTokenizer, codes: Sequence[str], state: JsonValue, questions: Mapping[str, Question]
+    tokenizer: PromptTokenizer,
+    codes: Sequence[str],
+    state: JsonValue,
+    questions: Mapping[str, Question],
+    media: Sequence[int] = (),
 ) -> Prompts:
     """Tokenize every question's whole prompt and split each into state block and question block.
 
@@ -165,7 +175,7 @@ def build_prompts(
     """
     head = state_part(state)
     tails = [question_part(name, question, codes) for name, question in questions.items()]
-    first = tokenizer.encode(head + tails[0])
+    first = tokenizer.encode(head + tails[0], media)
     size = _state_tokens(first, head)
     seam = bisect_right(first.ends, len(head))
     proven = tokenizer.splits_before_letters and first.ends[seam - 1] == len(head)
@@ -174,7 +184,7 @@ def build_prompts(
         joined = first.ids[size:seam]
         blocks = [joined + ids for ids in encoded]
     else:
-        blocks = [_own_block(tokenizer, head, tail, first.ids[:size]) for tail in tails]
+        blocks = [_own_block(tokenizer, head, tail, first.ids[:size], media) for tail in tails]
     return Prompts(
         state=np.array(first.ids[:size], dtype=np.int32),
         questions=tuple(np.array(block, dtype=np.int32) for block in blocks),
@@ -189,30 +199,58 @@ class PromptFormat(Protocol):
     def texts(self, name: str, question: Question) -> tuple[str, list[str]]:
         """Render a question's instructions and options; refuse what cannot be asked of any state."""
 
-    def build(self, state: JsonValue, questions: Mapping[str, Question]) -> Prompts:
-        """Render, tokenize and split the prompts of questions that `texts` has taken."""
+    def build(
+        self, state: JsonValue, questions: Mapping[str, Question], media: Sequence[Medium] = ()
+    ) -> Prompts:
+        """Render, tokenize and split the prompts of questions that `texts` has taken.
+
+        `media` are what the state shows; only a format with a vision tower behind it is given any.
+        """
 
 
 class PublicFormat:
     """The layout that is publicly described."""
 
-    def __init__(self, tokenizer: PromptTokenizer, codes: Sequence[str]) -> None:
-        """Render with `codes` before the options."""
+    def __init__(
+        self, tokenizer: PromptTokenizer, codes: Sequence[str], vision: VisionTokens | None = None
+    ) -> None:
+        """Render with `codes` before the options, and media with the tokens of `vision`, if there is a tower.
+
+        Raises:
+            InvalidCheckpoint: the tokenizer has other tokens for media.
+        """
         self.tokenizer = tokenizer
         self.floor = tokenizer.floor
         self._codes = codes
+        self._media = None if vision is None else MediaFormat(tokenizer, vision)
 
     def texts(self, name: str, question: Question) -> tuple[str, list[str]]:
         """As `question_texts`."""
         return question_texts(name, question, self._codes)
 
-    def build(self, state: JsonValue, questions: Mapping[str, Question]) -> Prompts:
-        """As `build_prompts`."""
-        return build_prompts(self.tokenizer, self._codes, state, questions)
+    def build(
+        self, state: JsonValue, questions: Mapping[str, Question], media: Sequence[Medium] = ()
+    ) -> Prompts:
+        """As `build_prompts`.
+
+        Raises:
+            InvalidRequest: a text holds a token that stands for a medium, and is read as the token.
+        """
+        if not media or self._media is None:
+            return build_prompts(self.tokenizer, self._codes, state, questions)
+        self._media.refuse_pads(state_text(state), InvalidRequest, "state")
+        for name, question in questions.items():
+            texts = self.texts(name, question)
+            self._media.refuse_pads("\n".join((texts[0], *texts[1])), InvalidQuestion, f"questions.{name}")
+        ids, placed = self._media.render(media)
+        prompts = build_prompts(self.tokenizer, self._codes, state, questions, ids)
+        return replace(prompts, media=placed.shifted(self.tokenizer.lead_tokens))
 
 
-def _own_block(tokenizer: PromptTokenizer, head: str, tail: str, state: list[int]) -> list[int]:
-    encoded = tokenizer.encode(head + tail)
+def _own_block(
+    tokenizer: PromptTokenizer, head: str, tail: str, state: list[int], media: Sequence[int]
+) -> list[int]:
+    encoded = tokenizer.encode(head + tail, media)
     size = _state_tokens(encoded, head)
     if encoded.ids[:size] != state:
         raise InvalidRequest("two questions give this state different tokens", field="state")

@@ -17,7 +17,8 @@ import numpy as np
 from pydantic import JsonValue
 from tokenizers import Tokenizer as RustTokenizer
 
-from d3serve.errors import InvalidCheckpoint, InvalidQuestion, InvalidRequest
+from d3serve.errors import InvalidCheckpoint, InvalidQuestion, InvalidRequest, UnsupportedModality
+from d3serve.model.media import Medium
 from d3serve.model.package import Package
 from d3serve.model.prompt import PromptFormat, Prompts, PublicFormat, Tokens, question_texts, state_text
 from d3serve.model.token_floor import TokenFloor
@@ -26,6 +27,7 @@ from d3serve.model.tokenizer import (
     load_tokenizer,
     transformers_tokenizer,
 )
+from d3serve.model.vision_config import VisionTokens
 from d3serve.schemas.questions import ChoiceQuestion, NoulQuestion, Question
 
 FILE = "d3_format.py"
@@ -36,14 +38,18 @@ PROBES: Mapping[str, Question] = {
 }
 
 
-def choose_format(package: Package, special_tokens: SpecialTokens) -> PromptFormat:
+def choose_format(
+    package: Package, special_tokens: SpecialTokens, vision: VisionTokens | None = None
+) -> PromptFormat:
     """Build what renders and tokenizes a package's prompts: ours, or its own for a layout that is not ours.
+
+    With `vision`, ours writes media too.
 
     Raises:
         InvalidCheckpoint: as `load_tokenizer`, or as `RemoteFormat`.
     """
     if package.decision.prompt_layout is None:
-        return PublicFormat(load_tokenizer(package, special_tokens), package.decision.codes)
+        return PublicFormat(load_tokenizer(package, special_tokens), package.decision.codes, vision)
     return RemoteFormat(
         package.folder, transformers_tokenizer(package), package.decision.codes, special_tokens
     )
@@ -80,13 +86,18 @@ class RemoteFormat:
             raise InvalidCheckpoint(f"{FILE} fails on a probe: {error}", field=FILE) from error
         self.shares_state = len(leads) == 1
 
-    def build(self, state: JsonValue, questions: Mapping[str, Question]) -> Prompts:
+    def build(
+        self, state: JsonValue, questions: Mapping[str, Question], media: Sequence[Medium] = ()
+    ) -> Prompts:
         """Render, tokenize and split each question's prompt; the questions have passed `texts`.
 
         Raises:
+            UnsupportedModality: there are media, whose place in such a layout nobody has described.
             InvalidRequest: the state is no JSON or no Unicode text, or holds a control token.
             InvalidQuestion: a question cannot be rendered; `field` names it.
         """
+        if media:
+            raise UnsupportedModality(f"the layout of {FILE} takes text only", field="state")
         text = state_text(state)
         self._check(text, InvalidRequest("the state holds a control token of this model", field="state"))
         states, blocks = [], []

@@ -6,7 +6,7 @@ decides where the state block ends.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -74,8 +74,29 @@ class PromptTokenizer:
         self._opening = self._full.encode(OPENING).ids
         self._closing = self._full.encode(CLOSING).ids
 
-    def encode(self, text: str) -> Encoded:
-        """Encode the whole prompt around `text`, which holds no lone surrogates."""
+    def control_token(self, text: str) -> int | None:
+        """The id of an added token; None for what is none."""
+        added = self._full.get_added_tokens_decoder().items()
+        return next((number for number, token in added if token.content == text), None)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Encode text that stands between control tokens, and holds none."""
+        return self._encode(self._plain, text)[0]
+
+    def reads_control_tokens(self, text: str, tokens: Iterable[str]) -> str | None:
+        """The first of `tokens` that is in `text` and would not be read as ordinary characters."""
+        if self._special_tokens == "plain":
+            return None
+        return next((token for token in tokens if token in text), None)
+
+    def encode(self, text: str, media: Sequence[int] = ()) -> Encoded:
+        """Encode the whole prompt around `text`, which holds no lone surrogates.
+
+        `media` are the ids of what stands before the text; the first and the last are control tokens, so that no
+        text joins another over them.
+        """
+        if media:
+            return self._encode_behind(media, text)
         if self._special_tokens == "reference":
             ids, ends = self._encode(self._full, OPENING + ROLE + text + CLOSING)
             shift = len(OPENING + ROLE)
@@ -87,6 +108,20 @@ class PromptTokenizer:
             opening + ids + closing,
             [-len(ROLE)] * len(opening) + inside + [len(text) + len(CLOSING)] * len(closing),
         )
+
+    def _encode_behind(self, media: Sequence[int], text: str) -> Encoded:
+        lead = [*self._opening, *self.encode_plain(ROLE), *media]
+        if self._special_tokens == "reference":
+            ids, ends = self._encode(self._full, text + CLOSING)
+        else:
+            ids, ends = self._encode(self._plain, text)
+            ids, ends = ids + self._closing, ends + [len(text) + len(CLOSING)] * len(self._closing)
+        return Encoded(lead + ids, [0] * len(lead) + ends)
+
+    @property
+    def lead_tokens(self) -> int:
+        """How many tokens stand before a prompt's media."""
+        return len(self._opening) + len(self.encode_plain(ROLE))
 
     def encode_tails(self, texts: list[str]) -> list[list[int]]:
         """Encode each text, which begins at a pre-token boundary, and what follows it; on all processors at once."""
