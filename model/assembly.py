@@ -10,7 +10,14 @@ import torch
 from d3serve.errors import InvalidSettings
 from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
 from d3serve.model.capacity import MLP_ROWS, MemoryPlan, divide_pools, plan_memory
-from d3serve.model.checkpoint import Quantization, free_bytes, load_weights, require_memory
+from d3serve.model.checkpoint import (
+    Quantization,
+    free_bytes,
+    load_tower,
+    load_weights,
+    require_memory,
+    require_tower_memory,
+)
 from d3serve.model.config import DecisionConfig, Geometry
 from d3serve.model.device_faults import watched
 from d3serve.model.host_tier import HostTier
@@ -18,12 +25,15 @@ from d3serve.model.hub import LocatedPackage, locate
 from d3serve.model.package import Package, open_package
 from d3serve.model.placement import Device, Dtype, place
 from d3serve.model.prompt import PromptFormat
-from d3serve.model.random_weights import random_weights
+from d3serve.model.random_weights import random_tower, random_weights
 from d3serve.model.remote_format import choose_format
+from d3serve.model.shards import hold_tower
 from d3serve.model.state_cache import StateCache
 from d3serve.model.tokenizer import SpecialTokens
+from d3serve.model.vision import VisionTower, tower_activation_bytes
+from d3serve.model.vision_config import VisionGeometry
 from d3serve.model.weights import Weights, to_float8
-from d3serve.schemas import ModelInfo
+from d3serve.schemas import Modality, ModelInfo
 
 CPU_CACHE_BYTES = 256 * 2**20
 
@@ -75,23 +85,60 @@ def assemble(model: str, options: LoadOptions) -> EngineParts:
     device, dtype = place(options.get("device"), options.get("dtype"), quantization)
     located = locate(model, options.get("revision"), with_code=with_code)
     package = open_package(located.folder, any_layout=with_code)
-    prompt_format = choose_format(package, special_tokens)
+    vision = tower_of(package, load_format)
+    prompt_format = choose_format(package, special_tokens, vision.tokens if vision else None)
     geometry, shares_state = package.geometry, package.decision.shares_state
     with watched(device):
+        tower = read_or_draw_tower(package, vision, device, dtype, load_format) if vision else None
         weights = read_or_draw_weights(package, device, dtype, load_format, quantization)
         plan = size_pools(
-            geometry, dtype, device, options.get("state_cache_bytes"), shares_state=shares_state
+            geometry,
+            dtype,
+            device,
+            options.get("state_cache_bytes"),
+            shares_state=shares_state,
+            tower_bytes=tower_activation_bytes(vision, dtype) if vision else 0,
         )
         pools = Pools.allocate(geometry, rows=plan.rows, slots=plan.slots, device=device, dtype=dtype)
     read_as = (str(dtype), load_format, str(quantization), special_tokens)
     return EngineParts(
-        info=describe(located, package, dtype, device, read_as),
+        info=describe(located, package, dtype, device, read_as, ("text", *(vision.kinds if vision else ()))),
         config=package.decision,
         format=prompt_format,
-        backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS),
+        backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS, tower=tower),
         cache=make_state_cache(geometry, plan, pools, options.get("state_cache_host_bytes", 0)),
         plan=plan,
     )
+
+
+def tower_of(package: Package, load_format: LoadFormat) -> VisionGeometry | None:
+    """The vision tower to load; None for a package of text alone.
+
+    That is one without such weights, or without a word on how media are prepared, or in a layout in which nobody has
+    described where they stand.
+
+    Raises:
+        InvalidCheckpoint: there is a tower, of a kind that we do not compute.
+    """
+    if package.decision.prompt_layout is not None:
+        return None
+    if load_format != "random" and not hold_tower(package.weight_files):
+        return None
+    return package.vision()
+
+
+def read_or_draw_tower(
+    package: Package,
+    vision: VisionGeometry,
+    device: torch.device,
+    dtype: torch.dtype,
+    load_format: LoadFormat,
+) -> VisionTower:
+    """The package's vision tower on the device, or a made-up one of the same shapes."""
+    if load_format == "random":
+        require_tower_memory(vision, dtype, free_bytes=free_bytes(device))
+        return VisionTower(vision, random_tower(vision, device, dtype)[0])
+    return VisionTower(vision, load_tower(package, vision, device, dtype))
 
 
 def read_or_draw_weights(
@@ -115,6 +162,7 @@ def describe(
     dtype: torch.dtype,
     device: torch.device,
     read_as: Sequence[str],
+    modalities: tuple[Modality, ...] = ("text",),
 ) -> ModelInfo:
     """What is served; the identity covers `read_as` too, on which answers depend as well."""
     config = package.decision
@@ -130,6 +178,7 @@ def describe(
         max_length=max_length,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
+        modalities=modalities,
     )
 
 
@@ -140,8 +189,11 @@ def size_pools(
     pool_bytes: int | None,
     *,
     shares_state: bool,
+    tower_bytes: int = 0,
 ) -> MemoryPlan:
     """Size the pools and the longest pass: on a GPU by what the weights leave, on a CPU by a fixed budget.
+
+    `tower_bytes` stay free for a vision tower's activations.
 
     Raises:
         InvalidSettings: not even the shortest pass fits, or `pool_bytes` are too few for one row.
@@ -150,7 +202,7 @@ def size_pools(
         budget, free = CPU_CACHE_BYTES if pool_bytes is None else pool_bytes, 0
         plan = divide_pools(geometry, dtype, budget, shares_state=shares_state)
     else:
-        free, _ = torch.cuda.mem_get_info(device)
+        free = torch.cuda.mem_get_info(device)[0] - tower_bytes
         plan = plan_memory(
             geometry, dtype, free, mlp_rows=MLP_ROWS, shares_state=shares_state, pool_bytes=pool_bytes
         )

@@ -4,7 +4,7 @@ Every operation but the plain matrix products is one of `kernels.operations`; no
 device, so the same code runs on a CPU, on a GPU and inside a CUDA graph.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,7 +17,9 @@ from d3serve.kernels.operations import Operations, linear, operations
 from d3serve.kernels.segments import AttentionShape
 from d3serve.model.buckets import Bucket
 from d3serve.model.config import Geometry
-from d3serve.model.plan import PassRows
+from d3serve.model.mrope import axes
+from d3serve.model.plan import MediumRows, PassRows
+from d3serve.model.vision import VisionTower
 from d3serve.model.weights import FullAttention, Layer, LinearAttention, Weights
 
 
@@ -62,13 +64,14 @@ class PassInputs:
     """A planned pass on the device; the plans are what the kernels made of its segments."""
 
     tokens: Tensor  # [T] int64
-    positions: Tensor  # [T] int64
+    positions: Tensor  # [T] int64, or [3, T] where media are read
     slot_mapping: Tensor  # [T] int64
     readout_rows: Tensor  # [N] int64, counted from `state_rows`
     state_rows: int
     attention: Any
     question_attention: Any  # of the rows from `state_rows` on, for the last layer
     recurrence: Any
+    media: tuple[MediumRows, ...] = ()
 
     @classmethod
     def build(
@@ -100,6 +103,7 @@ class PassInputs:
             recurrence=ops.plan_recurrence(
                 rows.segments, device=shape.device, sizes=bucket.recurrence if bucket else None
             ),
+            media=rows.media,
         )
 
     def copy_(self, other: Self) -> None:
@@ -123,17 +127,31 @@ PassSteps = Generator[
 class Backbone:
     """Runs packed passes against the pools."""
 
-    def __init__(self, geometry: Geometry, weights: Weights, pools: Pools, *, mlp_rows: int) -> None:
-        """Take ownership of `weights` and `pools`; `mlp_rows` bounds the rows of one MLP step."""
+    def __init__(
+        self,
+        geometry: Geometry,
+        weights: Weights,
+        pools: Pools,
+        *,
+        mlp_rows: int,
+        tower: VisionTower | None = None,
+    ) -> None:
+        """Take ownership of `weights` and `pools`; `mlp_rows` bounds the rows of one MLP step.
+
+        With a `tower`, passes may read media.
+        """
         if pools.k.is_cuda:
             sum_rows_alike()
         self.ops = operations(pools.k.device)
         self.geometry = geometry
         self.weights = weights
         self.pools = pools
+        self.tower = tower
         self._mlp_rows = mlp_rows
         exponents = torch.arange(0, geometry.rotary_dim, 2, dtype=torch.float32) / geometry.rotary_dim
         self._frequencies = (geometry.rope_theta**-exponents).to(pools.k.device)
+        sections = tower.geometry.sections if tower else (len(exponents), 0, 0)
+        self._axes = torch.from_numpy(axes(sections, len(exponents))).to(pools.k.device)
 
     def attention_shape(self, *, causal: bool) -> AttentionShape:
         """What `PassInputs.build` must know of this backbone."""
@@ -155,7 +173,7 @@ class Backbone:
         *layers, last = self.weights.layers
         rows, pairs = len(inputs.tokens), (inputs.attention.pairs, inputs.question_attention.pairs)
         attention, question_attention = (each * self._pair_flops for each in pairs)
-        flops = _flops(rows, last.first)
+        flops = _flops(rows, last.first) + sum(self._tower.work(each.medium) for each in inputs.media)
         flops += question_attention if isinstance(last.mixer, FullAttention) else 0
         for layer in layers:
             flops += _flops(rows, layer.first, layer.mixer.out, layer.gate_up, layer.down)
@@ -175,6 +193,7 @@ class Backbone:
         next: on a long state one set of activations is gigabytes.
         """
         x, residual = F.embedding(inputs.tokens, self.weights.embedding), None
+        yield from self._show(inputs.media, x)
         rotary = self._rotary(inputs.positions)
         counts = {FullAttention: 0, LinearAttention: 0}
         for layer in self.weights.layers[:-1]:
@@ -192,14 +211,28 @@ class Backbone:
         hidden: Tensor = self._norm(x, residual, self.weights.norm, self.weights.readout)[0]
         return hidden
 
+    @property
+    def _tower(self) -> VisionTower:
+        if self.tower is None:
+            raise ValueError("a pass with media needs a vision tower")
+        return self.tower
+
+    def _show(self, media: Sequence[MediumRows], x: Tensor) -> Generator[int, None, None]:
+        """Put each medium's features where its pads are, in place: one run of the tower for all places."""
+        for each in media:
+            features = yield from self._tower.steps(each.medium)
+            for rows in torch.from_numpy(each.rows).to(x.device):
+                x.index_copy_(0, rows, features)
+
     def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, reader: Matrix) -> tuple[Any, Tensor]:
         """Add to the residual stream and normalise, for `reader`: what an FP8 weight reads is quantized at once."""
         float8 = isinstance(reader, Float8Matrix)
         return self.ops.add_rms_norm(x, residual, weight, self.geometry.eps, float8=float8)
 
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cos and sin [T, R] FP32. Text only: the three axes of the interleaved rotary embedding agree."""
-        angles = positions.float()[:, None] * self._frequencies
+        """Cos and sin [T, R] FP32. Without media the three axes of the interleaved rotary embedding agree."""
+        turned = positions[:, None] if positions.ndim == 1 else positions[self._axes].T
+        angles = turned.float() * self._frequencies
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos(), angles.sin()
 

@@ -10,16 +10,25 @@ import numpy as np
 import torch
 from pydantic import JsonValue
 
-from d3serve.errors import InvalidRequest, MaxTokensExceeded, OutOfDeviceMemory
+from d3serve.errors import (
+    D3ServeError,
+    InvalidRequest,
+    MaxTokensExceeded,
+    OutOfDeviceMemory,
+    UnsupportedModality,
+)
 from d3serve.model.assembly import EngineParts, LoadOptions, assemble
 from d3serve.model.backbone import PassInputs
 from d3serve.model.buckets import ROW_SIZES, Bucket
 from d3serve.model.device_faults import watched
 from d3serve.model.graphs import GraphCache
+from d3serve.model.media import Medium
+from d3serve.model.media_prompt import PlacedMedia
 from d3serve.model.pace import Pace
 from d3serve.model.passes import Batch, DecidedJob, Pass, PinnedPass, PreparedJob
 from d3serve.model.plan import PassRows, plan_rows
 from d3serve.model.prompt import (
+    Prompts,
     Tokens,
     check_length,
     sift,
@@ -79,6 +88,7 @@ class DecisionEngine:
         state: JsonValue,
         questions: Mapping[str, Question],
         *,
+        media: Sequence[Medium] = (),
         salt: str = "",
         max_tokens: int | None = None,
         partial: bool = False,
@@ -88,36 +98,66 @@ class DecisionEngine:
         Args:
             state: text, or JSON that is rendered as it stands; None and "" are the empty state.
             questions: at least one.
+            media: images and videos that the state shows; all images are read first, each kind in its order.
             salt: jobs with different salts never share a state.
             max_tokens: longest prompt, within the model's own limit; None means the validated length.
             partial: set questions aside that are refused, as long as one is left.
 
         Raises:
+            UnsupportedModality: the model does not read such a medium.
             InvalidRequest: there is no question, or the state is no JSON or no Unicode text.
             InvalidQuestion: a question cannot be rendered; `field` names it.
             MaxTokensExceeded: a prompt is too long; `field` names its question. Nothing is ever truncated.
         """
         if not questions:
             raise InvalidRequest("a job needs at least one question", field="questions")
+        self._check_media(media)
         limit = min(self.info.validated_length if max_tokens is None else max_tokens, self.info.max_length)
         self._check_state(state, limit)
         asked, refused = sift(
             questions, lambda name: self._check_question(name, questions[name], limit), partial
         )
-        prompts = self._format.build(state, asked)
+        prompts = self._format.build(state, asked, media)
         lengths = dict(zip(asked, prompts.lengths, strict=True))
         fitting, too_long = sift(asked, lambda name: check_length(name, lengths[name], limit), partial)
         prompts = prompts.only([name in fitting for name in asked])
-        states, refused = prompts.own_states or (prompts.state,), refused | too_long
-        key, count = self._state_key(states[0], salt), len(questions)
+        return self._prepared(prompts, fitting, refused | too_long, len(questions), salt)
+
+    def _prepared(
+        self,
+        prompts: Prompts,
+        asked: Mapping[str, Question],
+        refused: Mapping[str, D3ServeError],
+        count: int,
+        salt: str,
+    ) -> PreparedJob:
+        """A job of what is asked, with the keys of its states; where whole prompts are read, each is one block."""
+        states = prompts.own_states or (prompts.state,)
+        key = self._state_key(states[0], salt, prompts.media)
+        state, blocks, own_states = prompts.state, prompts.questions, prompts.own_states
         if not self._config.shares_state:
-            leads = prompts.own_states or (prompts.state,) * len(fitting)
-            whole = tuple(map(np.concatenate, zip(leads, prompts.questions, strict=True)))
-            return PreparedJob(key, prompts.state[:0], fitting, whole, refused=refused, asked_for=count)
-        own_keys = tuple(self._state_key(each, salt) for each in prompts.own_states)
+            leads = own_states or (state,) * len(asked)
+            blocks = tuple(map(np.concatenate, zip(leads, blocks, strict=True)))
+            state, own_states = state[:0], ()
         return PreparedJob(
-            key, prompts.state, fitting, prompts.questions, prompts.own_states, own_keys, refused, count
+            key,
+            state,
+            asked,
+            blocks,
+            own_states=own_states,
+            own_keys=tuple(self._state_key(each, salt) for each in own_states),
+            refused=refused,
+            asked_for=count,
+            media=prompts.media,
         )
+
+    def _check_media(self, media: Sequence[Medium]) -> None:
+        for medium in media:
+            if medium.kind not in self.info.modalities:
+                raise UnsupportedModality(
+                    f"{self.info.name} reads {' and '.join(self.info.modalities)}; the state has a {medium.kind}",
+                    field=f"{medium.kind}s",
+                )
 
     def _check_state(self, state: JsonValue, limit: int) -> None:
         text = state_text(state)
@@ -133,9 +173,10 @@ class DecisionEngine:
         if (least := self._format.floor.over(limit, "\n".join((instructions, *options)))) is not None:
             check_length(name, least, limit)
 
-    def _state_key(self, state: Tokens, salt: str) -> str:
+    def _state_key(self, state: Tokens, salt: str, placed: PlacedMedia | None = None) -> str:
         digest = hashlib.sha256()
-        for part in (self.info.identity, salt):
+        media = (medium.identity for medium in placed.media) if placed else ()
+        for part in (self.info.identity, salt, *media):
             digest.update(f"{len(part.encode())}:{part}".encode())  # no salt may run into the state
         digest.update(state.tobytes())
         return digest.hexdigest()
@@ -218,7 +259,8 @@ class DecisionEngine:
     def _hidden(self, rows: PassRows, tell: AtYield | None) -> torch.Tensor:
         """Run a planned pass, as a CUDA graph if it is small; hidden states of its readout rows."""
         cut = self.backbone.ops.cut_attention(rows.segments, self._shape)
-        bucket = Bucket.of(rows, cut.partials) if self._graphs is not None else None
+        # A graph reads tokens alone: features of media would have to be written into it.
+        bucket = Bucket.of(rows, cut.partials) if self._graphs is not None and not rows.media else None
         inputs = PassInputs.build(self.backbone.ops, rows, cut, self._shape, bucket=bucket)
         if tell is not None and len(rows.tokens) >= LONG_ROWS:
             return self._in_steps(inputs, tell)

@@ -21,12 +21,13 @@ ALIGNMENT = 64  # bytes; a part may be viewed as any type
 
 @dataclass(frozen=True)
 class KeptState:
-    """One state's place in host memory; `length` is its number of K/V rows."""
+    """One state's place in host memory; `length` is its number of K/V rows, `delta` as in `Entry`."""
 
     key: str
     length: int
     start: int
     size: int
+    delta: int = 0
 
 
 class HostTier:
@@ -64,7 +65,7 @@ class HostTier:
             if not self._kept:
                 return
             self.forget(next(iter(self._kept)))
-        kept = self._kept[entry.key] = KeptState(entry.key, entry.length, start, size)
+        kept = self._kept[entry.key] = KeptState(entry.key, entry.length, start, size, entry.delta)
         for part, host in zip(parts, self._views(kept, parts), strict=True):
             host.copy_(part, non_blocking=True)
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Self
 
 from d3serve.errors import D3ServeError, InvalidModelOutput, OutOfDeviceMemory
+from d3serve.model.media_prompt import PlacedMedia
 from d3serve.model.plan import QuestionRows, StatePlace, StateRows
 from d3serve.model.prompt import Tokens
 from d3serve.model.ranges import Entry
@@ -35,6 +36,7 @@ class PreparedJob:
     own_keys: tuple[str, ...] = field(default=(), repr=False)
     refused: Mapping[str, D3ServeError] = field(default_factory=dict)
     asked_for: int = 0
+    media: PlacedMedia | None = field(default=None, repr=False)  # what the state shows
 
     def __post_init__(self) -> None:
         """Count the questions, unless the client asked for more."""
@@ -108,6 +110,7 @@ class Findings:
             input_tokens=job.input_tokens,
             computed_tokens=self.computed_tokens,
             state_tokens=job.state_tokens,
+            media_tokens=job.media.tokens if job.media else 0,
             state_cached=job.state_tokens > 0 and not self.read_state,
             questions=job.questions,
         )
@@ -137,6 +140,11 @@ class Asked:
         """What questions must share to share a state."""
         job = self.findings.job
         return job.own_keys[self.index] if job.own_keys else job.state_key
+
+    @property
+    def media(self) -> PlacedMedia | None:
+        """What the state shows."""
+        return self.findings.job.media
 
     @property
     def question(self) -> Question:
@@ -222,17 +230,18 @@ class Batch:
                 return
             entry = self._cache.acquire(first.state_key)
             if entry is None and self._has_room(filling, len(first.state) + len(first.block)):
-                entry = fresh = self._cache.reserve(first.state_key, len(first.state))
+                delta = first.media.delta if first.media else 0
+                entry = fresh = self._cache.reserve(first.state_key, len(first.state), delta)
             if entry is None:
                 return
-        place = StatePlace(entry.start, entry.length, entry.slot) if entry else None
+        place = StatePlace(entry.start, entry.length, entry.slot, entry.delta) if entry else None
         before, unread = len(filling.asked), len(first.state) if fresh else 0
         while group and self._has_room(filling, unread + len(group[0].block)):
             if not self._cache.scratch_fits(filling.question_tokens + len(group[0].block)):
                 break
             asked = group.popleft()
             filling.asked.append(asked)
-            filling.rows.append(QuestionRows(asked.block, place))
+            filling.rows.append(QuestionRows(asked.block, place, None if place else asked.media))
             filling.question_tokens += len(asked.block)
             asked.findings.computed_tokens += len(asked.block)
         if entry is None:
@@ -243,7 +252,7 @@ class Batch:
         filling.pinned.append(entry)
         if fresh is not None and place is not None:
             filling.fresh.append(fresh)
-            filling.states.append(StateRows(first.state, place))
+            filling.states.append(StateRows(first.state, place, first.media))
             filling.readers.append(first.findings)
             first.findings.read_state = True
             first.findings.computed_tokens += len(first.state)

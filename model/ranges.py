@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 @dataclass
 class Entry:
-    """One state's place on the device: pool rows `[start, start + length)` and one slot."""
+    """One state's place on the device: pool rows `[start, start + length)` and one slot.
+
+    `delta` is what is added to a token's index behind the state to give its position: 0 without media.
+    """
 
     key: str
     start: int
     length: int
     slot: int
+    delta: int = 0
     pins: int = 1
     credit: int = 0  # what it is worth: tokens to read again, on top of the cache's age when it was last used
 

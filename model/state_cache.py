@@ -78,7 +78,7 @@ class StateCache:
         """Bring a state back from host memory, pinned; None when it is not there or finds no room."""
         if self._tier is None or (kept := self._tier.take(key)) is None:
             return None
-        entry = self.reserve(key, kept.length)
+        entry = self.reserve(key, kept.length, kept.delta)
         if entry is None:
             self._tier.put_back(kept)
             return None
@@ -87,8 +87,11 @@ class StateCache:
         self.stats.restored += 1
         return entry
 
-    def reserve(self, key: str, length: int) -> Entry | None:
-        """Place a new state, pinned and not yet findable; None when what is pinned leaves no room."""
+    def reserve(self, key: str, length: int, delta: int = 0) -> Entry | None:
+        """Place a new state, pinned and not yet findable; None when what is pinned leaves no room.
+
+        `delta` goes with it: questions behind it take their positions from it.
+        """
         while not self._free_slots:
             if not (idle := self._idle()):
                 return None
@@ -98,7 +101,7 @@ class StateCache:
         start = self._allocate(length, high=False)
         if start is None:
             return None
-        return Entry(key, start, length, self._free_slots.pop())
+        return Entry(key, start, length, self._free_slots.pop(), delta)
 
     def publish(self, entry: Entry) -> None:
         """Make a reserved entry findable: its rows and slot are written; the pin stays."""

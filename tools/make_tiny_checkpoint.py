@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tiny_tower import draw_tower, vision_config
 from torch import Tensor
 
 LAYERS = ("linear", "full", "linear", "linear", "full", "linear")
@@ -64,6 +65,12 @@ CHAT_TEMPLATE = """\
 """
 
 
+PROCESSORS = {
+    "preprocessor_config.json": {"image_processor_type": "Qwen2VLImageProcessorFast"},
+    "video_preprocessor_config.json": {"video_processor_type": "Qwen3VLVideoProcessor"},
+}
+
+
 @dataclass(frozen=True)
 class Variant:
     """What differs between packages of the family."""
@@ -74,6 +81,7 @@ class Variant:
     prefix: str = "language_model."
     tokenizer_class: str = "Qwen2Tokenizer"
     extras: bool = False  # tensors that a text-only pass does not read: draft head and vision tower
+    processors: tuple[str, ...] = ("preprocessor_config.json", "video_preprocessor_config.json")
     decision: tuple[tuple[str, Any], ...] = ()  # fields of decision_config.json to set
     seed: int = 20_260_919
 
@@ -88,8 +96,8 @@ def write_checkpoint(folder: Path, variant: Variant | None = None) -> Path:
     write_tokenizer(folder, vocab, merges, added, variant.tokenizer_class)
     write_json(folder / "config.json", _config(len(vocab) + len(added), added, variant.layers))
     write_json(folder / "decision_config.json", _decision_config(codes, vocab, variant))
-    write_json(folder / "preprocessor_config.json", {"image_processor_type": "Qwen2VLImageProcessorFast"})
-    write_json(folder / "video_preprocessor_config.json", {"video_processor_type": "Qwen3VLVideoProcessor"})
+    for name in variant.processors:
+        write_json(folder / name, PROCESSORS[name])
     _write_weights(folder, len(vocab) + len(added), variant)
     write_manifest(folder)
     return folder
@@ -223,14 +231,6 @@ def _config(vocab_size: int, added: dict[str, int], layers: Sequence[str]) -> di
             "mrope_section": [2, 1, 1],
         },
     }
-    vision = {
-        "model_type": "qwen3_5_vision",
-        "depth": 1,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 2,
-    }
-    vision |= {"out_hidden_size": HIDDEN, "num_position_embeddings": 16}
     return {
         "architectures": ["Qwen3_5Model"],
         "model_type": "qwen3_5",
@@ -240,7 +240,7 @@ def _config(vocab_size: int, added: dict[str, int], layers: Sequence[str]) -> di
         "vision_start_token_id": added["<|vision_start|>"],
         "vision_end_token_id": added["<|vision_end|>"],
         "text_config": text,
-        "vision_config": vision,
+        "vision_config": vision_config(HIDDEN),
     }
 
 
@@ -334,7 +334,7 @@ def _write_weights(folder: Path, vocab_size: int, variant: Variant) -> None:
     readout = draw.normal(CODES, HIDDEN, std=3.0 * HIDDEN**-0.5).float()
     if variant.extras:
         tensors["mtp.norm.weight"] = draw.normal(HIDDEN, std=0.1)
-        tensors["visual.patch_embed.proj.weight"] = draw.normal(32, 8, std=0.1)
+        tensors |= {"visual." + name: tensor for name, tensor in draw_tower(HIDDEN, variant.seed).items()}
     names = list(tensors)
     if variant.shards == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

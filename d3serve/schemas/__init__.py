@@ -12,6 +12,7 @@ from d3serve.schemas.questions import Answer, Question, Wire
 
 JobStatus = Literal["queued", "running", "succeeded", "failed", "canceled", "expired"]
 FINAL_STATUSES: frozenset[JobStatus] = frozenset({"succeeded", "failed", "canceled", "expired"})
+Modality = Literal["text", "image", "video"]
 Lane = Literal["interactive", "offline"]
 
 JobEvent = Literal["job.succeeded", "job.failed", "job.canceled", "job.expired"]
@@ -28,13 +29,15 @@ class Usage(Wire):
 
     `input_tokens` is the sum of its questions' whole prompts (what the reference runtime reports);
     `computed_tokens` is what the device really read for this job; `state_tokens` is the length of its
-    state block (0 where nothing is shared); `state_cached` says that the state had been read before.
+    state block (0 where nothing is shared); `media_tokens` are those of each prompt that the state's images and
+    videos take, markers and times included; `state_cached` says that the state had been read before.
     """
 
     input_tokens: int
     output_tokens: int = 0
     computed_tokens: int
     state_tokens: int
+    media_tokens: int = 0
     state_cached: bool
     questions: int
 
@@ -50,7 +53,8 @@ class DecisionResponse(Wire):
 class ModelInfo(Wire):
     """What a worker serves; it publishes this, and `/v1/models` shows it.
 
-    `identity` tells its weights from all others, of the same name too; empty: nobody knows.
+    `identity` tells its weights from all others, of the same name too; empty: nobody knows. `modalities` are what a
+    state may hold.
     """
 
     name: str
@@ -62,6 +66,7 @@ class ModelInfo(Wire):
     max_length: int
     dtype: str
     device: str
+    modalities: tuple[Modality, ...] = ("text",)
 
     @property
     def full_name(self) -> str:
