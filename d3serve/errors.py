@@ -20,7 +20,8 @@
     │   │   ├── TooManyQuestions     422 too_many_questions
     │   │   ├── TooManyOptions       422 too_many_options
     │   │   ├── MaxTokensExceeded    422 max_tokens_exceeded
-    │   │   └── UnsupportedModality  422 unsupported_modality
+    │   │   ├── UnsupportedModality  422 unsupported_modality
+    │   │   └── InvalidMedia         422 invalid_media
     │   ├── IdempotencyKeyReused     422 idempotency_key_reused
     │   ├── RateLimited              429 rate_limited    (retryable)
     │   ├── QueueFull                429 queue_full      (retryable)
@@ -200,6 +201,12 @@ class UnsupportedModality(InvalidRequest):
     """Images, videos or audio sent to a model or a route that reads text only."""
 
     code = "unsupported_modality"
+
+
+class InvalidMedia(InvalidRequest):
+    """A file is no image or video that can be read, or one past a limit."""
+
+    code = "invalid_media"
 
 
 class IdempotencyKeyReused(RequestError):

@@ -1,0 +1,1 @@
+"""A package, as in the original."""
