@@ -5,7 +5,6 @@ takes long, a parser's run over 48 MB, keeps the interpreter's lock. What comes 
 """
 
 import asyncio
-import hashlib
 import os
 import signal
 import threading
@@ -20,22 +19,16 @@ from d3serve.api.dialect import AnswerNames, answer_names, is_openai, to_system_
 from d3serve.api.validation import check_request
 from d3serve.errors import InternalError
 from d3serve.settings import Settings
-from d3serve.store.encode import EncodedRequest, encode_request, to_json
+from d3serve.store.encode import EncodedRequest, encode_request
 
 PROCESSES: Final = 2  # large bodies that are read at once: one that takes long holds up no other
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A request that has been checked.
-
-    `fingerprint` is what two bodies share if they ask for the same, `digest` what they share if they are the same;
-    `names` is what OpenAI's dialect calls things, None in System One's.
-    """
+    """A request that has been checked; `names` is what OpenAI's dialect calls things, None in System One's."""
 
     request: EncodedRequest
-    fingerprint: str
-    digest: str
     names: AnswerNames | None
 
 
@@ -49,12 +42,7 @@ def take_in(body: bytes, settings: Settings, *, any_dialect: bool) -> Taken:
     payload = read_payload(body)
     openai = any_dialect and is_openai(payload)
     decision = to_system_one(payload, settings) if openai else check_request(payload, settings)
-    return Taken(
-        request=encode_request(decision),
-        fingerprint=hashlib.sha256(to_json(payload).encode()).hexdigest(),
-        digest=hashlib.sha256(body).hexdigest(),
-        names=answer_names(payload) if openai else None,
-    )
+    return Taken(encode_request(decision), answer_names(payload) if openai else None)
 
 
 class Intake:

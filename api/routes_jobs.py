@@ -78,7 +78,7 @@ async def submit(request: Request, parts: TheParts, tenant: Writer, sent: TheSub
         replace(taken.request, model=model),
         tenant=tenant,
         idempotency_key=f"/v1/jobs {sent.idempotency_key}" if sent.idempotency_key else None,
-        fingerprint=taken.fingerprint if sent.idempotency_key else "",
+        fingerprint=taken.request.fingerprint if sent.idempotency_key else "",
         revision=revision,
         traceparent=sent.traceparent,
     )

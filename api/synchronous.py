@@ -1,6 +1,6 @@
 """Synchronous calls over jobs: one job for all retries of a call, an honest 504 before the client gives up.
 
-The stock SDK gives up after 10 s and sends the same bytes again, three times in all, on any 5xx. So
+The stock SDK gives up after 10 s and sends the same request again, three times in all, on any 5xx. So
 identical calls share one job (also across API processes: the record is in Redis), a call that would outlast
 the SDK's patience ends with 504 `still_running` and `retry-after-ms: 0`, and its retry waits on.
 """
@@ -36,14 +36,14 @@ class Answered:
 
 @dataclass(frozen=True)
 class Call:
-    """One synchronous request: who asks what; `digest` is of its bytes."""
+    """One synchronous request: who asks what; `fingerprint` is what identical calls share."""
 
     request: Request
     parts: Parts
     tenant: str
     decision: EncodedRequest
     revision: str
-    digest: str
+    fingerprint: str
     names: AnswerNames | None
     sent: SubmitHeaders
 
@@ -62,11 +62,11 @@ class Call:
             options = options.model_copy(update={"result_ttl_s": KEEP_S})
         model, revision = await parts.models.resolve(taken.request.model)
         decision = replace(taken.request, model=model, options=options)
-        return cls(request, parts, tenant, decision, revision, taken.digest, taken.names, sent)
+        return cls(request, parts, tenant, decision, revision, taken.request.fingerprint, taken.names, sent)
 
     async def submit(self) -> Submitted:
         """Make the job, or find the one that an identical call made, as long as its answer is what we would give."""
-        key = self.sent.idempotency_key or self.digest
+        key = self.sent.idempotency_key or self.fingerprint
         key = f"{self.request.url.path} {self.decision.model}@{self.revision} {key}"
         while not (submitted := await self._submit(key)).created:
             if found := await self._found(submitted):
@@ -101,7 +101,7 @@ class Call:
                 self.decision,
                 tenant=self.tenant,
                 idempotency_key=key,
-                fingerprint=self.digest,
+                fingerprint=self.fingerprint,
                 idempotency_ttl_s=None if self.sent.idempotency_key else KEEP_S,
                 revision=self.revision,
                 traceparent=self.sent.traceparent,

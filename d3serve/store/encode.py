@@ -19,6 +19,7 @@ MAX_ATTEMPTS = 3  # a job that ends so many workers is their end
 TOMBSTONE_TTL_S = 7 * 86_400  # an expired job answers 410, not 404, for as long as a result may be kept
 PRIORITY_RANK = {"high": -1, "normal": 0, "low": 1}
 QUESTIONS: TypeAdapter[dict[str, Question]] = TypeAdapter(dict[str, Question])
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,13 @@ class EncodedRequest:
         """About how many tokens all questions have."""
         return tokens_in(len(self.questions))
 
+    @property
+    def fingerprint(self) -> str:
+        """What two requests share if they ask for the same."""
+        asked = hashlib.sha256(self.questions).hexdigest()
+        options = self.options.model_dump_json(exclude_defaults=True)
+        return hashlib.sha256(to_json([self.model, options, self.state_digest, asked]).encode()).hexdigest()
+
 
 @dataclass(frozen=True)
 class EncodedJob:
@@ -62,7 +70,7 @@ class EncodedJob:
 
 def to_json(value: Any) -> str:
     """JSON text that keeps key order and every character; the prompt is made from it."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _JSON.encode(value)
 
 
 def encode_state(state: State) -> bytes:
@@ -109,16 +117,17 @@ def _hook_events(webhook: WebhookTarget | None) -> str:
 
 def encode_request(request: DecisionRequest) -> EncodedRequest:
     """The texts of a validated request."""
-    asked = {key: q.model_dump(mode="json", exclude_unset=True) for key, q in request.questions.items()}
+    asked = [to_json(q.model_dump(mode="json", exclude_unset=True)) for q in request.questions.values()]
+    named = ",".join(f"{to_json(name)}:{text}" for name, text in zip(request.questions, asked, strict=True))
     state = encode_state(request.state)
     return EncodedRequest(
         model=request.model,
         options=request.job,
         state=state,
         state_digest=hashlib.sha256(state).hexdigest(),
-        questions=to_json(asked).encode(),
+        questions=f"{{{named}}}".encode(),
         count=len(asked),
-        longest_tokens=max((estimate_tokens(to_json(q)) for q in asked.values()), default=0),
+        longest_tokens=max(map(estimate_tokens, asked), default=0),
     )
 
 
