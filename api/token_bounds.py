@@ -38,6 +38,12 @@ class Size:
         return f"{self.size_bytes:,} bytes, at least {self.least_tokens} tokens"
 
 
+def surely_within(tokens: int, *texts: str) -> bool:
+    """Whether `size_of` could only tell that texts have at least so many tokens, or fewer: then it need not look."""
+    most_bytes = sum(len(text) if text.isascii() else 4 * len(text) for text in texts)
+    return most_bytes <= DENSE_BYTES_PER_TOKEN * tokens
+
+
 def size_of(*texts: str) -> Size:
     """The size of texts, taken together."""
     encoded = [text.encode() for text in texts]

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -18,7 +19,7 @@ from d3serve import errors
 from d3serve.api import bounds
 from d3serve.api.media_parts import media_parts
 from d3serve.api.problems import MAX_PROBLEMS
-from d3serve.api.token_bounds import size_of
+from d3serve.api.token_bounds import size_of, surely_within
 from d3serve.schemas import DecisionRequest, JobOptions
 from d3serve.schemas.questions import KINDS, LIMITS, Kind, Question, value_text
 from d3serve.settings import Settings
@@ -123,14 +124,18 @@ def _check_lengths(
     interactive = job.lane == "interactive"
     prompt_limit = settings.max_interactive_tokens if interactive else settings.max_offline_tokens
     job_limit = settings.max_job_tokens_interactive if interactive else settings.max_job_tokens_offline
-    read_once = size_of(value_text(state))
+    state_text = value_text(state)
+    asked_texts = {name: (value_text(q.instructions or ""), *q.options()) for name, q in questions.items()}
+    if surely_within(min(prompt_limit, job_limit), state_text, *chain.from_iterable(asked_texts.values())):
+        return
+    read_once = size_of(state_text)
     if read_once.least_tokens > prompt_limit:
         told = f"holds {read_once}, past the maximum context length of {prompt_limit} tokens; nothing is truncated"
         findings.add("max_tokens_exceeded", ("state",), told)
         return
     whole = read_once
-    for name, question in questions.items():
-        asked = size_of(value_text(question.instructions or ""), *question.options())
+    for name, texts in asked_texts.items():
+        asked = size_of(*texts)
         whole += asked
         if (read_once + asked).least_tokens > prompt_limit:
             told = f"holds {asked} beside the state, past the maximum context length of {prompt_limit} tokens"
