@@ -4,9 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from fastapi import Depends, Header, Request
-from pydantic import WithJsonSchema
-from pydantic.json_schema import SkipJsonSchema
+from fastapi import Depends, Request
+from starlette.datastructures import Headers
 
 from d3serve.api.background import Background
 from d3serve.api.budget import BodyBudget
@@ -60,44 +59,23 @@ class SubmitHeaders:
     traceparent: str | None
 
 
-Prefer = Annotated[
-    list[str] | None,  # of a header that may come in several lines
-    Header(
-        alias="Prefer",
-        description="`wait=N`: answer when the job is done, after N seconds at most. `respond-async`: do not wait.",
-    ),
-    WithJsonSchema({"type": "string"}),
-]
-IdempotencyKey = Annotated[
-    str | SkipJsonSchema[None],
-    Header(
-        alias="Idempotency-Key",
-        description="1 to 255 printable characters: the same request under the same key is one job.",
-    ),
-]
-Traceparent = Annotated[
-    str | SkipJsonSchema[None],
-    Header(description="W3C Trace Context: kept with the job, and sent with its webhooks."),
-]
-
-
-async def submit_headers(
-    prefer: Prefer = None,
-    idempotency_key: IdempotencyKey = None,
-    traceparent: Traceparent = None,
-) -> SubmitHeaders:
+def submit_headers(headers: Headers) -> SubmitHeaders:
     """The headers that steer a submission; preferences that we do not know are ignored, as the RFC wants.
+
+    Read by hand: declared to FastAPI, they cost more than all else that a submission is asked. `openapi.py` describes
+    them.
 
     Raises:
         InvalidRequest: the Idempotency-Key is unusable.
     """
-    preferred = [part.strip() for header in prefer or () for part in header.split(",")]
+    preferred = [part.strip() for line in headers.getlist("prefer") for part in line.split(",")]
     waits = [int(found[1]) for found in map(_WAIT.fullmatch, preferred) if found]
+    traceparent = headers.get("traceparent", "")
     return SubmitHeaders(
         respond_async="respond-async" in (one.lower() for one in preferred),
         wait_s=waits[0] if waits else None,
-        idempotency_key=_idempotency_key(idempotency_key),
-        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent or "") else None,
+        idempotency_key=_idempotency_key(headers.get("idempotency-key")),
+        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
     )
 
 
@@ -116,4 +94,3 @@ def _idempotency_key(header: str | None) -> str | None:
 
 
 TheParts = Annotated[Parts, Depends(parts)]
-TheSubmitHeaders = Annotated[SubmitHeaders, Depends(submit_headers)]

@@ -23,10 +23,12 @@ _HEADERS: Final[Mapping[str, str]] = {
     "WWW-Authenticate": "With 401: `Bearer`.",
     "X-Request-Id": "Of this request, in the log and in every error.",
 }
-_REQUEST_ID: Final = {
-    "name": "X-Request-Id", "in": "header", "required": False, "schema": {"type": "string"},
-    "description": "An id of the caller's for this request: up to 64 letters, digits, dots, dashes and underscores.",
-}  # fmt: skip
+_SENT: Final[Mapping[str, str]] = {
+    "Idempotency-Key": "1 to 255 printable characters: the same request under the same key is one job.",
+    "Prefer": "`wait=N`: answer when the job is done, after N seconds at most. `respond-async`: do not wait.",
+    "traceparent": "W3C Trace Context: kept with the job, and sent with its webhooks.",
+    "X-Request-Id": "An id of the caller's for this request: up to 64 letters, digits, dots, dashes and underscores.",
+}
 
 
 def tells(*names: str) -> dict[str, Any]:
@@ -44,6 +46,15 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         "model": Problem, "description": "Not served now; the body says why.", **tells("Location", "Retry-After"),
     },
 }  # fmt: skip
+
+
+def submission_of(*models: type[BaseModel]) -> dict[str, Any]:
+    """The description of a submission, whose body is one of these, and of the headers that steer it."""
+    return {"parameters": [_sent(name) for name in ("Prefer", "Idempotency-Key", "traceparent")], **body_of(*models)}
+
+
+def _sent(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "schema": {"type": "string"}, "description": _SENT[name]}
 
 
 def body_of(*models: type[BaseModel]) -> dict[str, Any]:
@@ -68,7 +79,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         components["headers"] = {
             name: {"description": told, "schema": {"type": "string"}} for name, told in _HEADERS.items()
         }
-        components["parameters"] = {"RequestId": _REQUEST_ID}
+        components["parameters"] = {"RequestId": _sent("X-Request-Id")}
         for operations in document["paths"].values():
             for operation in operations.values():
                 _complete(operation, components["schemas"])

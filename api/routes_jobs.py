@@ -12,9 +12,9 @@ from pydantic.json_schema import SkipJsonSchema
 from d3serve.api import bounds
 from d3serve.api.auth import Reader, Writer
 from d3serve.api.bodies import read_body
-from d3serve.api.dependencies import Parts, TheParts, TheSubmitHeaders
+from d3serve.api.dependencies import Parts, TheParts, submit_headers
 from d3serve.api.events import place_of, stream
-from d3serve.api.openapi import PROBLEMS, body_of, tells
+from d3serve.api.openapi import PROBLEMS, submission_of, tells
 from d3serve.api.problems import error_of
 from d3serve.api.resources import JSON, job_path, job_response, jobs_page, not_modified, timing
 from d3serve.api.response_models import JobList, JobResource
@@ -61,7 +61,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 
 
 @router.post(
-    "", status_code=202, response_model=JobResource, openapi_extra=body_of(DecisionRequest),
+    "", status_code=202, response_model=JobResource, openapi_extra=submission_of(DecisionRequest),
     responses={
         200: {
             "model": JobResource, "description": "Done within the wait that `Prefer` asked for.", **tells(*SUBMITTED),
@@ -69,8 +69,9 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
         202: tells(*SUBMITTED, "Retry-After"),
     },
 )  # fmt: skip
-async def submit(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
+async def submit(request: Request, parts: TheParts, tenant: Writer) -> Response:
     """Take a job. 202 with its address; with `Prefer: wait=N`, 200 and the result if it is done by then."""
+    sent = submit_headers(request.headers)
     taken = await parts.intake.take_in(await read_body(request, parts.settings))
     model, revision = await parts.models.resolve(taken.request.model)
     await check_job_webhook(taken.request.options.webhook, request, parts, tenant)

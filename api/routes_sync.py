@@ -7,10 +7,10 @@ from fastapi import APIRouter, Request, Response
 
 from d3serve.api.auth import Writer
 from d3serve.api.bodies import read_body
-from d3serve.api.dependencies import TheParts, TheSubmitHeaders
+from d3serve.api.dependencies import TheParts, submit_headers
 from d3serve.api.dialect import from_system_one
 from d3serve.api.openai_models import OpenAIDecision, OpenAIDecisionRequest
-from d3serve.api.openapi import PROBLEMS, body_of, tells
+from d3serve.api.openapi import PROBLEMS, submission_of, tells
 from d3serve.api.resources import JSON, job_path, job_response, timing
 from d3serve.api.response_models import JobResource
 from d3serve.api.synchronous import Call
@@ -29,24 +29,26 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 @router.post(
     "/v1/systemone",
-    openapi_extra=body_of(DecisionRequest),
+    openapi_extra=submission_of(DecisionRequest),
     response_model=DecisionResponse,
     responses=RESPONSES,
 )
-async def system_one(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
+async def system_one(request: Request, parts: TheParts, tenant: Writer) -> Response:
     """Answer now. A call that takes longer than the SDK waits ends with 504 `still_running`: send it again."""
+    sent = submit_headers(request.headers)
     taken = await parts.intake.take_in(await read_body(request, parts.settings))
     return await _respond(await Call.make(request, parts, tenant, taken, sent))
 
 
 @router.post(
     "/v1/decisions",
-    openapi_extra=body_of(OpenAIDecisionRequest, DecisionRequest),
+    openapi_extra=submission_of(OpenAIDecisionRequest, DecisionRequest),
     response_model=OpenAIDecision | DecisionResponse,
     responses=RESPONSES,
 )
-async def decisions(request: Request, parts: TheParts, tenant: Writer, sent: TheSubmitHeaders) -> Response:
+async def decisions(request: Request, parts: TheParts, tenant: Writer) -> Response:
     """Answer now, in the dialect asked in: OpenAI's if the body says `input`, System One's if `state`."""
+    sent = submit_headers(request.headers)
     taken = await parts.intake.take_in(await read_body(request, parts.settings), any_dialect=True)
     return await _respond(await Call.make(request, parts, tenant, taken, sent))
 
