@@ -1,7 +1,8 @@
 """From the bytes of a request's body to the texts that the job table stores, where that holds nobody up.
 
-A large body is read and checked in a process of its own: in a thread it would still stop the event loop, since what
-takes long, a parser's run over 48 MB, keeps the interpreter's lock. What comes back are texts, which cost a copy.
+What takes long is the number of values, not the bytes of a text: a body that is large for its texts alone is read in
+place, one at a time. Any other large body is read and checked in a process of its own: in a thread it would still stop
+the event loop, since a parser's run keeps the interpreter's lock. What comes back are texts, which cost a copy.
 """
 
 import asyncio
@@ -12,15 +13,21 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
-from typing import Final
+from typing import Any, Final
 
-from d3serve.api.bodies import INLINE_BYTES, read_payload
+from d3serve.api.bodies import read_payload
 from d3serve.api.dialect import AnswerNames, answer_names, is_openai, to_system_one
 from d3serve.api.validation import check_request
 from d3serve.errors import InternalError
 from d3serve.settings import Settings
-from d3serve.store.encode import EncodedRequest, encode_request
+from d3serve.store.encode import EncodedRequest, encode_request, to_json
+from d3serve.text.strict_json import is_short_beside_strings
 
+# Of a body that is read in place, which takes about 10 ms at the worst.
+PLAIN_BYTES: Final = 2**20  # a text for the longest prompt, with room for its escapes
+VALUES_BYTES: Final = 16 * 2**10  # beside what its strings hold
+CHECKED_BYTES: Final = 64 * 2**10  # beside its state, of which little is asked
+BRIEF_BYTES: Final = 4 * 2**10  # a whole body that is read in less time than it takes to wait for a turn
 PROCESSES: Final = 2  # large bodies that are read at once: one that takes long holds up no other
 
 
@@ -39,23 +46,48 @@ def take_in(body: bytes, settings: Settings, *, any_dialect: bool) -> Taken:
         InvalidJSON: the body is not strict JSON.
         InvalidRequest: or a subclass; `details["errors"]` lists up to ten findings.
     """
-    payload = read_payload(body)
+    return _checked(read_payload(body), settings, any_dialect=any_dialect)
+
+
+def _checked(payload: dict[str, Any], settings: Settings, *, any_dialect: bool) -> Taken:
     openai = any_dialect and is_openai(payload)
     decision = to_system_one(payload, settings) if openai else check_request(payload, settings)
     return Taken(encode_request(decision), answer_names(payload) if openai else None)
 
 
+def is_plain(body: bytes) -> bool:
+    """Whether a body is short beside what its strings hold."""
+    return len(body) <= VALUES_BYTES or (
+        len(body) <= PLAIN_BYTES and is_short_beside_strings(body, VALUES_BYTES)
+    )
+
+
+def _is_short_beside_state(payload: dict[str, Any]) -> bool:
+    others = {name: value for name, value in payload.items() if name not in ("state", "input")}
+    return len(to_json(others)) <= CHECKED_BYTES
+
+
 class Intake:
-    """Takes bodies in: small ones at once, large ones in processes that start with the first of them."""
+    """Takes bodies in: plain ones in place, others in processes that start with the first of them."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._pool: ProcessPoolExecutor | None = None
+        self._turn = asyncio.Lock()
 
     async def take_in(self, body: bytes, *, any_dialect: bool = False) -> Taken:
         """The request in a decoded body. Raises like the function of this name, and InternalError."""
-        if len(body) <= INLINE_BYTES:
+        if len(body) <= BRIEF_BYTES:
             return take_in(body, self._settings, any_dialect=any_dialect)
+        if is_plain(body):
+            async with self._turn:
+                await asyncio.sleep(0)  # whatever else there is to do comes between two bodies
+                payload = read_payload(body)
+                if len(body) <= CHECKED_BYTES or _is_short_beside_state(payload):
+                    return _checked(payload, self._settings, any_dialect=any_dialect)
+        return await self._take_in_elsewhere(body, any_dialect)
+
+    async def _take_in_elsewhere(self, body: bytes, any_dialect: bool) -> Taken:
         for _ in range(2):  # the process may have been killed for what its other body took
             pool = self._pool = self._pool or _start(self._settings)
             try:

@@ -50,7 +50,10 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 
 def submission_of(*models: type[BaseModel]) -> dict[str, Any]:
     """The description of a submission, whose body is one of these, and of the headers that steer it."""
-    return {"parameters": [_sent(name) for name in ("Prefer", "Idempotency-Key", "traceparent")], **body_of(*models)}
+    return {
+        "parameters": [_sent(name) for name in ("Prefer", "Idempotency-Key", "traceparent")],
+        **body_of(*models),
+    }
 
 
 def _sent(name: str) -> dict[str, Any]:

@@ -1,21 +1,27 @@
-"""The processes that read large bodies: they give what reading in place gives, are replaced, and end with the API."""
+"""Large bodies: plain ones are read in place, others in processes, which are replaced and end with the API."""
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
+from hostile import odd_bodies
 from processes import ends
 
-from d3serve.api.intake import Intake, take_in
-from d3serve.errors import DuplicateKey, InvalidQuestion
+from d3serve.api import intake as module
+from d3serve.api.intake import BRIEF_BYTES, PLAIN_BYTES, VALUES_BYTES, Intake, is_plain, take_in
+from d3serve.errors import D3ServeError, DuplicateKey, InvalidQuestion
 from d3serve.settings import Settings
 
 NOUL = {"type": "noul", "instructions": "Is it spam?"}
 LARGE = {"model": "jev-latest", "state": ["a sentence. "] * 9_000, "questions": {"q": NOUL}}
 SETTINGS = Settings()
+MOST_S = 0.2  # of a processor; 0.01 s where nothing else runs
+TEXT = 'He said: "Where, in C:\\\\new, is it?"\n' * 5_000 + "é" * 50_000
 
 
 def children(pid):
@@ -29,6 +35,76 @@ def started():
     """Lists what the test has started: fixtures of a session have servers among this process's children."""
     before = children(os.getpid())
     return lambda: [pid for pid in children(os.getpid()) if pid not in before]
+
+
+def request_of(state, **questions):
+    return json.dumps(
+        {"model": "m", "state": state, "questions": questions or {"q": NOUL}}, ensure_ascii=False
+    )
+
+
+@pytest.mark.anyio
+async def test_a_long_text_is_read_in_place(started):
+    with contextlib.closing(Intake(SETTINGS)) as intake:
+        body = request_of(TEXT).encode()
+        assert await intake.take_in(body) == take_in(body, SETTINGS, any_dialect=False)
+        with pytest.raises(InvalidQuestion):
+            await intake.take_in(request_of(TEXT, q=NOUL | {"type": "x"}).encode())
+        assert started() == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "body",
+    [
+        request_of([[]] * 40_000),
+        request_of(["\\", [[]] * 40_000, "\\"]),  # one string, for whoever takes its last quote to be escaped
+        request_of(["", [9] * 40_000, ""]),
+        request_of([10**1000] * 40),
+        request_of('"' * 20_000),
+        request_of("x", q=NOUL | {"instructions": "é" * 100_000}),
+        request_of("x" * PLAIN_BYTES),
+    ],
+    ids=["lists", "escaped backslashes", "numbers", "digits", "quotes", "instructions", "too long a text"],
+)
+async def test_what_may_take_long_is_read_elsewhere(body, started):
+    with contextlib.closing(Intake(SETTINGS)) as intake:
+        await intake.take_in(body.encode())
+        assert started()
+
+
+def test_what_is_read_in_place_takes_a_moment():
+    taken = {}
+    for name, body in (
+        odd_bodies.known(PLAIN_BYTES - 1_000).items() | odd_bodies.known(VALUES_BYTES - 200).items()
+    ):
+        began = time.process_time()
+        if is_plain(body):
+            with contextlib.suppress(D3ServeError):
+                take_in(body, SETTINGS, any_dialect=True)
+            taken[name, len(body)] = time.process_time() - began
+    assert len(taken) > 40
+    assert max(taken.values()) < MOST_S, taken
+
+
+@pytest.mark.anyio
+async def test_others_get_their_turn_between_two_bodies(monkeypatch):
+    reads = 0
+
+    def read(*_args):
+        nonlocal reads
+        reads += 1
+        return {}
+
+    monkeypatch.setattr(module, "read_payload", read)
+    monkeypatch.setattr(module, "_checked", lambda *_args, **_options: None)
+    with contextlib.closing(Intake(SETTINGS)) as intake:
+        all_read = asyncio.gather(*(intake.take_in(b" " * (BRIEF_BYTES + 1)) for _ in range(20)))
+        while not all_read.done():
+            before = reads
+            await asyncio.sleep(0)
+            assert reads <= before + 1, "two bodies were read, and nobody else came in between"
+    assert reads == 20
 
 
 @pytest.mark.anyio

@@ -2,6 +2,7 @@ import contextlib
 import gzip
 import json
 import math
+import re
 import time
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from d3serve.errors import DuplicateKey, InvalidJSON
-from d3serve.text.strict_json import MAX_VALUES, read_json
+from d3serve.text.strict_json import MAX_VALUES, is_short_beside_strings, read_json
 from d3serve.text.wording import shown
 
 DEPTH = 100
@@ -157,3 +158,23 @@ def test_what_is_shown_of_a_value_is_short_and_harmless(value):
     assert len(text) <= 60
     assert text.replace("…", "").isascii()
     assert text.isprintable()
+
+
+TEXTS = st.text(st.sampled_from(list('ab\\"\n,[é😀')), max_size=12)
+
+
+@given(
+    st.recursive(TEXTS | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner)),
+    st.booleans(),
+    st.floats(0, 1),
+)
+@example(["\\", [[], []]], False, 1)  # a quote behind a backslash that is escaped itself ends the string
+@example(['\\"', [[], []]], False, 1)
+def test_what_stands_beside_strings_is_measured_to_the_byte(value, escaped, share):
+    body = json.dumps(value, ensure_ascii=escaped).encode()
+    body = body[: round(share * len(body))]
+    beside = len(re.sub(rb'"(?:[^"\\]|\\.)*"?', b"", body, flags=re.DOTALL)) + body.count(b'"')
+    if body.endswith(b"\\"):  # cut within an escape, whose string is then not looked at to its end
+        return
+    assert is_short_beside_strings(body, beside)
+    assert not is_short_beside_strings(body, beside - 1) or beside == 0
