@@ -102,7 +102,6 @@ class ScoreAsked(Wire):
     levels: Annotated[list[ScoreLevel], FailFast(), _OBJECTS]
 
 
-QUESTION_TYPES: Final = ("predicate", "choice", "score")
 QuestionAsked = Annotated[PredicateAsked | ChoiceAsked | ScoreAsked, Field(discriminator="type")]
 
 

@@ -64,9 +64,9 @@ def job_resource(job: JobRecord) -> dict[str, Any]:
 def timing(job: JobRecord) -> dict[str, str]:
     """The header that says where a job's time went, once it has run; the edge adds the request's own `total`.
 
-    `queue` is from its submission to its last start, `turn` from there to its end, and `pass` the part of the turn in
-    which the engine read its state and its questions. These are rows of one packed pass, so there is no time at which
-    the one ends and the other begins, and no honest way to report them apart.
+    `queue` is from its submission to its last start, `turn` from there to its end, and `pass` the time of the
+    passes in which the engine read its state and its questions. These are rows of the same packed passes, so there is
+    no time at which the one ends and the other begins, and no honest way to report them apart.
     """
     if job.started_at is None or job.finished_at is None:
         return {}

@@ -13,7 +13,7 @@ from d3serve.api.openai_models import OpenAIDecision, OpenAIDecisionRequest
 from d3serve.api.openapi import PROBLEMS, submission_of, tells
 from d3serve.api.resources import JSON, job_path, job_response, timing
 from d3serve.api.response_models import JobResource
-from d3serve.api.synchronous import Call
+from d3serve.api.synchronous import SynchronousCall
 from d3serve.schemas import DecisionRequest, DecisionResponse
 
 router = APIRouter(tags=["decisions"], responses=PROBLEMS)
@@ -37,7 +37,7 @@ async def system_one(request: Request, parts: TheParts, tenant: Writer) -> Respo
     """Answer now. A call that takes longer than the SDK waits ends with 504 `still_running`: send it again."""
     sent = submit_headers(request.headers)
     taken = await parts.intake.take_in(await read_body(request, parts.settings))
-    return await _respond(await Call.make(request, parts, tenant, taken, sent))
+    return await _respond(await SynchronousCall.make(request, parts, tenant, taken, sent))
 
 
 @router.post(
@@ -50,10 +50,10 @@ async def decisions(request: Request, parts: TheParts, tenant: Writer) -> Respon
     """Answer now, in the dialect asked in: OpenAI's if the body says `input`, System One's if `state`."""
     sent = submit_headers(request.headers)
     taken = await parts.intake.take_in(await read_body(request, parts.settings), any_dialect=True)
-    return await _respond(await Call.make(request, parts, tenant, taken, sent))
+    return await _respond(await SynchronousCall.make(request, parts, tenant, taken, sent))
 
 
-async def _respond(call: Call) -> Response:
+async def _respond(call: SynchronousCall) -> Response:
     submitted = await call.submit()
     if call.sent.respond_async:
         headers = {

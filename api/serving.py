@@ -16,7 +16,7 @@ from d3serve.settings import Settings
 STOP_WAITERS_S = 5  # what still runs then has been told to end, or cannot be told: a body that comes slowly
 
 
-class Server(uvicorn.Server):
+class GracefulServer(uvicorn.Server):
     """uvicorn, except that waiting calls are answered when the process is told to stop, and not cut off later."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
@@ -29,7 +29,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def make_server(settings: Settings) -> Server:
+def make_server(settings: Settings) -> GracefulServer:
     """The server of an API process, ready to run.
 
     Raises:
@@ -52,4 +52,4 @@ def make_server(settings: Settings) -> Server:
     )
     config.load()
     gc.freeze()  # what is loaded by now stays: looking through it for garbage stopped every request for 40 ms at a time
-    return Server(config, app)
+    return GracefulServer(config, app)

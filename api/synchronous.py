@@ -35,7 +35,7 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Call:
+class SynchronousCall:
     """One synchronous request: who asks what; `fingerprint` is what identical calls share."""
 
     request: Request

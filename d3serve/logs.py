@@ -23,17 +23,17 @@ REDACTED = "[redacted]"
 STDERR = 2
 LIBRARIES = ("celery", "kombu", "uvicorn.error")
 
-Event = MutableMapping[str, Any]
+EventDict = MutableMapping[str, Any]
 
 
-def redact(_logger: object, _method: str, event: Event) -> Event:
+def redact(_logger: object, _method: str, event: EventDict) -> EventDict:
     """Blank private fields."""
     for name in PRIVATE & event.keys():
         event[name] = REDACTED
     return event
 
 
-def frames_only(_logger: object, _method: str, event: Event) -> Event:
+def frames_only(_logger: object, _method: str, event: EventDict) -> EventDict:
     """Show where an exception came from and its type; its message may quote a client's text."""
     info = event.pop("exc_info", None)
     if info:

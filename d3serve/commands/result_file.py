@@ -13,7 +13,7 @@ from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.text.strict_json import read_json
 from d3serve.text.wording import shown
 
-Row = Mapping[str, Any]
+ResultRow = Mapping[str, Any]
 BEGINNING: Final = (
     b'{"line": '  # of every row: a last line that a crash cut off begins so, a file of somebody else's not
 )
@@ -55,7 +55,7 @@ class ResultFile:
             os.close(descriptor)
         self._opened = []
 
-    def add(self, row: Row) -> None:
+    def add(self, row: ResultRow) -> None:
         """Append a result. What a full disk cut off does not stay.
 
         Raises:
@@ -71,7 +71,7 @@ class ResultFile:
             raise self._refusal("write", error) from None
         self.rows[row["line"]] = row
 
-    def keep(self, wanted: Callable[[Row], bool]) -> None:
+    def keep(self, wanted: Callable[[ResultRow], bool]) -> None:
         """Forget the rows that are not wanted; until the others stand in a new file, the old one stays.
 
         Raises:
@@ -115,10 +115,10 @@ class ResultFile:
             )
         return descriptor
 
-    def _read(self) -> dict[int, Row]:
+    def _read(self) -> dict[int, ResultRow]:
         with open(self._file, "rb", closefd=False) as file:
             *lines, cut = file.read().split(b"\n")
-        rows: dict[int, Row] = {}
+        rows: dict[int, ResultRow] = {}
         for line in lines:
             row = self._row(line)
             if row["line"] not in rows or row["status"] == "succeeded":
@@ -128,11 +128,11 @@ class ResultFile:
         self._lines = len(lines) + bool(cut)
         return rows
 
-    def _row(self, line: bytes) -> Row:
+    def _row(self, line: bytes) -> ResultRow:
         try:
             row = read_json(line, max_depth=MAX_DEPTH)
             if type(row["line"]) is int and isinstance(row["request"] + row["status"], str):
-                found: Row = row
+                found: ResultRow = row
                 return found
         except (D3ServeError, KeyError, TypeError):
             pass
@@ -145,7 +145,7 @@ class ResultFile:
         return InvalidRequest(f"cannot {what} {self._path}: {error.strerror}", field="out")
 
 
-def _line(row: Row) -> bytes:
+def _line(row: ResultRow) -> bytes:
     text = json.dumps(row, ensure_ascii=False)
     return (
         text.encode("utf-8", "backslashreplace") + b"\n"

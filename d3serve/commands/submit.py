@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeR
 from d3serve.client import AsyncClient, Job
 from d3serve.commands.ask import find_server
 from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
-from d3serve.commands.result_file import ResultFile, Row
+from d3serve.commands.result_file import ResultFile, ResultRow
 from d3serve.commands.terminal import messages
 from d3serve.errors import (
     D3ServeError,
@@ -134,7 +134,7 @@ def _told(results: ResultFile, total: int, out: Path, console: Console) -> int:
     return failed
 
 
-def _failures(results: ResultFile) -> list[Row]:
+def _failures(results: ResultFile) -> list[ResultRow]:
     return [row for row in results.rows.values() if row["status"] != "succeeded"]
 
 
@@ -186,7 +186,7 @@ class _Run:
         self.results.add(row)
         self.progress.advance(self.bar)
 
-    async def _outcome(self, line: Line) -> Row:
+    async def _outcome(self, line: Line) -> ResultRow:
         """What came of a line: its job, or a refusal of its request. Trouble of the server's is neither.
 
         Raises:

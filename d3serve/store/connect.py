@@ -31,8 +31,8 @@ from d3serve.settings import Settings
 from d3serve.settings.redis_url import RedisURL
 
 # redis-py types every reply for text and bytes at once. Ours are text, so a client is Any beyond this file.
-Client = Any
-AsyncClient = Any
+RedisClient = Any
+AsyncRedisClient = Any
 
 # A thousand clients may wait at once; they take turns on so many connections.
 ASYNC_CONNECTIONS = 32
@@ -116,7 +116,7 @@ def server_of(settings: Settings) -> RedisURL:
     return RedisURL.parse(settings.redis_url)
 
 
-def open_async(settings: Settings) -> AsyncClient:
+def open_async(settings: Settings) -> AsyncRedisClient:
     """An asyncio client for the API: gives up within seconds, since an HTTP client waits."""
     server = server_of(settings)
     retry = AsyncRetry(ExponentialBackoff(cap=0.5, base=0.05), 4)
@@ -132,7 +132,7 @@ def open_async(settings: Settings) -> AsyncClient:
     return redis.asyncio.Redis.from_pool(pool)
 
 
-async def close_async(client: AsyncClient) -> None:
+async def close_async(client: AsyncRedisClient) -> None:
     """Close a client of `open_async`, and what it asked sentinels with, which redis-py leaves open."""
     await client.aclose()
     manager = getattr(client.connection_pool, "sentinel_manager", None)
@@ -145,7 +145,7 @@ def tries_in(patience_s: float) -> int:
     return 5 + round(patience_s) if patience_s else 0
 
 
-def open_sync(settings: Settings, *, patience_s: float = 20, answer_s: float = 5) -> Client:
+def open_sync(settings: Settings, *, patience_s: float = 20, answer_s: float = 5) -> RedisClient:
     """A client for workers: outlasts a restart of Redis, so that a finished turn is not thrown away.
 
     It waits `answer_s` for each answer, and tries again for `patience_s`.

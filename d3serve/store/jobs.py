@@ -20,7 +20,7 @@ from d3serve.errors import (
 from d3serve.schemas import DecisionRequest, JobStatus, Lane, ModelInfo
 from d3serve.settings import Settings
 from d3serve.store.census import LANES, Census
-from d3serve.store.connect import AsyncClient, open_async
+from d3serve.store.connect import AsyncRedisClient, open_async
 from d3serve.store.encode import EncodedJob, EncodedRequest, encode_job, encode_request
 from d3serve.store.erasure import Eraser
 from d3serve.store.limits import Limits
@@ -42,7 +42,7 @@ class JobStore:
     identity: a job is invisible (JobNotFound) to every other tenant.
     """
 
-    def __init__(self, client: AsyncClient, settings: Settings) -> None:
+    def __init__(self, client: AsyncRedisClient, settings: Settings) -> None:
         self._table = AsyncTable(client, settings.namespace)
         self._settings = settings
         self._key = self._table.key

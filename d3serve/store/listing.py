@@ -9,7 +9,7 @@ from d3serve.schemas import JobStatus
 from d3serve.store.records import JobRecord, RecordPage
 from d3serve.store.table import AsyncTable
 
-BATCH = 100
+AT_ONCE = 100
 SCAN = 1_000  # jobs looked at for one page, however few of them match
 
 
@@ -33,14 +33,14 @@ class Filters:
 
 
 @dataclass(frozen=True)
-class Place:
+class JobPlace:
     """A place between two jobs: after the job `job_id`, created at `created_us`, in microseconds."""
 
     created_us: int
     job_id: str
 
     @classmethod
-    def parse(cls, cursor: str) -> "Place":
+    def parse(cls, cursor: str) -> "JobPlace":
         """Read a cursor.
 
         Raises:
@@ -64,23 +64,23 @@ async def page(
     table: AsyncTable, tenant: str, filters: Filters, limit: int, cursor: str | None
 ) -> RecordPage:
     """One page; it may hold fewer than `limit` jobs and still have a cursor, where the filters match little."""
-    place = Place.parse(cursor) if cursor else None
+    place = JobPlace.parse(cursor) if cursor else None
     found: list[JobRecord] = []
-    for _ in range(SCAN // BATCH):
-        places = await _batch(table, tenant, filters.created_after, place)
+    for _ in range(SCAN // AT_ONCE):
+        places = await _next(table, tenant, filters.created_after, place)
         wanted = (await _matching(table, filters, places))[: limit - len(found)]
         found += await _read(table, wanted)
         if wanted and len(found) == limit:
             return RecordPage(tuple(found), str(wanted[-1]))
-        if len(places) < BATCH:
+        if len(places) < AT_ONCE:
             return RecordPage(tuple(found), None)
         place = places[-1]
     return RecordPage(tuple(found), str(place))
 
 
-async def _batch(
-    table: AsyncTable, tenant: str, created_after: float | None, place: Place | None
-) -> list[Place]:
+async def _next(
+    table: AsyncTable, tenant: str, created_after: float | None, place: JobPlace | None
+) -> list[JobPlace]:
     """The next jobs after a place; jobs of one microsecond stand in reverse order of their ids."""
     # Jobs show their age in whole milliseconds.
     oldest = "-inf" if created_after is None else f"({round(created_after * 1000)}.999"
@@ -90,12 +90,18 @@ async def _batch(
         same = await table.send("zrevrangebyscore", table.key("jobs", tenant), newest, newest)
         skip = sum(1 for job_id in same if job_id >= place.job_id)
     pairs = await table.send(
-        "zrevrangebyscore", table.key("jobs", tenant), newest, oldest, start=skip, num=BATCH, withscores=True
+        "zrevrangebyscore",
+        table.key("jobs", tenant),
+        newest,
+        oldest,
+        start=skip,
+        num=AT_ONCE,
+        withscores=True,
     )
-    return [Place(round(score * 1000), job_id) for job_id, score in pairs]
+    return [JobPlace(round(score * 1000), job_id) for job_id, score in pairs]
 
 
-async def _matching(table: AsyncTable, filters: Filters, places: list[Place]) -> list[Place]:
+async def _matching(table: AsyncTable, filters: Filters, places: list[JobPlace]) -> list[JobPlace]:
     """Those of the jobs that match; only what the filters ask for is read."""
     async with table.pipeline() as pipe:
         for place in places:
@@ -104,7 +110,7 @@ async def _matching(table: AsyncTable, filters: Filters, places: list[Place]) ->
     return [place for place, row in zip(places, told, strict=True) if filters.match(*row)]
 
 
-async def _read(table: AsyncTable, places: list[Place]) -> list[JobRecord]:
+async def _read(table: AsyncTable, places: list[JobPlace]) -> list[JobRecord]:
     """The jobs; one that has gone meanwhile is left out."""
     async with table.pipeline() as pipe:
         for place in places:

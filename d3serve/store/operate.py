@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from d3serve.settings import Settings
 from d3serve.store.census import LANES
-from d3serve.store.connect import Client, open_sync, storage_errors
+from d3serve.store.connect import RedisClient, open_sync, storage_errors
 from d3serve.store.table import Table
 
 AT_ONCE = 500
@@ -24,7 +24,7 @@ class TenantUse:
 class Operator:
     """Works on Redis directly, past keys and quotas; raises StorageUnavailable."""
 
-    def __init__(self, client: Client, namespace: str) -> None:
+    def __init__(self, client: RedisClient, namespace: str) -> None:
         self._table = Table(client, namespace)
         self._key = self._table.key
 

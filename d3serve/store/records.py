@@ -41,7 +41,7 @@ class QueuePosition:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is. One pass answers a whole job, so `questions_done` is 0 until all are; `stage` moves before.
+    """How far a job is. It is committed as a whole, so `questions_done` is 0 until all are; `stage` moves before.
 
     `fraction` is the share of a long job's work that is done, from 0 to 1, and grows while an attempt runs; `eta_s` is
     about how many seconds are left, while that is known.
@@ -60,7 +60,7 @@ class JobRecord:
 
     `request` is the summary shown to clients: model, questions (count), state_tokens (an estimate until
     the job has run). `expires_at` is set once the job has ended: from then on it answers JobExpired.
-    `webhook` is the submission's webhook object, or None. `pass_ms` is how long the pass took that answered it, and
+    `webhook` is the submission's webhook object, or None. `pass_ms` is how long the passes took that answered it, and
     `identity` which weights: `ModelInfo.identity` of its worker.
     """
 

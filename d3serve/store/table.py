@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, get_args
 
 from d3serve.store import lua
-from d3serve.store.connect import AsyncClient, Client, close_async, storage_errors
+from d3serve.store.connect import AsyncRedisClient, RedisClient, close_async, storage_errors
 from d3serve.store.keys import Keys
 
 Argument = str | int | float | bytes
@@ -27,7 +27,7 @@ class _Table:
 class Table(_Table):
     """The table as workers and operators use it."""
 
-    client: Client
+    client: RedisClient
 
     def run(self, name: lua.ScriptName, *args: Argument) -> Any:
         """Run a script: one step, wholly done or not at all."""
@@ -53,7 +53,7 @@ class Table(_Table):
 class AsyncTable(_Table):
     """The same for asyncio, as the API and the webhook sender use it."""
 
-    client: AsyncClient
+    client: AsyncRedisClient
 
     async def run(self, name: lua.ScriptName, *args: Argument) -> Any:
         """Run a script: one step, wholly done or not at all."""

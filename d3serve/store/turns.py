@@ -10,7 +10,7 @@ import structlog
 from d3serve.errors import RequestError, StateLost, error_class
 from d3serve.schemas import DecisionResponse, JobError, Lane, Usage
 from d3serve.settings import Settings
-from d3serve.store.connect import Client, open_sync
+from d3serve.store.connect import RedisClient, open_sync
 from d3serve.store.records import Stage
 from d3serve.store.states import REFERENCE, StateFolder
 from d3serve.store.table import Argument, Table
@@ -89,7 +89,7 @@ class TurnStore:
     max_batch_questions = 512  # of a turn and of each batch of it; the token budget ends most before
 
     def __init__(
-        self, client: Client, settings: Settings, worker: str, glancing: Client | None = None
+        self, client: RedisClient, settings: Settings, worker: str, glancing: RedisClient | None = None
     ) -> None:
         self._table = Table(client, settings.namespace)
         self._glances = Table(glancing, settings.namespace) if glancing else self._table
@@ -155,7 +155,7 @@ class TurnStore:
         pass_ms: float | None = None,
         identity: str = "",
     ) -> bool:
-        """End a job with its answers, read in a pass of so long by the weights of `identity`.
+        """End a job with its answers, read in passes of so long by the weights of `identity`.
 
         False when it is no longer this lease's to end.
         """

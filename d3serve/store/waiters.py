@@ -9,7 +9,7 @@ from redis.exceptions import RedisError
 
 from d3serve.errors import StorageUnavailable
 from d3serve.schemas import FINAL_STATUSES
-from d3serve.store.connect import AsyncClient
+from d3serve.store.connect import AsyncRedisClient
 from d3serve.store.records import JobRecord
 
 RECONNECT_S = 0.2
@@ -88,7 +88,7 @@ class Dispatcher:
     job is read again now and then, once for all of its waiters, and after every reconnect all are told to read again.
     """
 
-    def __init__(self, client: AsyncClient, channel: str) -> None:
+    def __init__(self, client: AsyncRedisClient, channel: str) -> None:
         self._client = client
         self._channel = channel
         self._watches: dict[str, Watch] = {}

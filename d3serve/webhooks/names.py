@@ -15,7 +15,7 @@ CROWDED_S: Final = 1.0
 SLOW_S = 60.0  # for so long a name that timed out is not asked for again
 
 
-class NotNow(Exception):
+class TryLater(Exception):
     """Nothing was tried; it may be in `wait_s`."""
 
     def __init__(self, wait_s: float) -> None:
@@ -34,7 +34,7 @@ class Names:
         """The addresses of a host, for one tenant.
 
         Raises:
-            NotNow: the tenant has too many lookups under way, or this name did not answer within the last minute.
+            TryLater: the tenant has too many lookups under way, or this name did not answer within the last minute.
             TimeoutError: the name server does not answer.
             OSError: the name does not resolve.
         """
@@ -43,7 +43,7 @@ class Names:
         if self._running[tenant] >= PER_TENANT or self._running.total() >= AT_ONCE:
             wait_s = max(wait_s, CROWDED_S)
         if wait_s > 0:
-            raise NotNow(wait_s)
+            raise TryLater(wait_s)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 return await self._start(tenant, host, port)

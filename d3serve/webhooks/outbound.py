@@ -14,7 +14,7 @@ import httpcore
 
 from d3serve.errors import InvalidRequest
 from d3serve.webhooks.egress import Destination, EgressPolicy
-from d3serve.webhooks.names import CROWDED_S, TIMEOUT_S, Names, NotNow
+from d3serve.webhooks.names import CROWDED_S, TIMEOUT_S, Names, TryLater
 
 PER_ADDRESS: Final = (
     16  # connections of a tenant to one address: many names may lead to one that is not theirs
@@ -78,7 +78,7 @@ class Outbound:
 
         Raises:
             SendFailed: the address is not allowed, nobody answered in time, or the reply is no HTTP.
-            NotNow: its name or its address has enough of this tenant for now, so nothing was sent.
+            TryLater: its name or its address has enough of this tenant for now, so nothing was sent.
         """
         try:
             addresses = await self._addresses(tenant, self._policy.check_url(url))
@@ -97,7 +97,7 @@ class Outbound:
     @contextlib.contextmanager
     def _place(self, tenant: str, address: str) -> Iterator[None]:
         if self._open[tenant, address] >= PER_ADDRESS:
-            raise NotNow(CROWDED_S)
+            raise TryLater(CROWDED_S)
         self._open[tenant, address] += 1
         try:
             yield

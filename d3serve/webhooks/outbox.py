@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple, Self
 from d3serve.errors import EventErased, InvalidRequest, NotFound
 from d3serve.schemas import JobEvent
 from d3serve.settings import Settings
-from d3serve.store.connect import AsyncClient, open_async
+from d3serve.store.connect import AsyncRedisClient, open_async
 from d3serve.store.table import AsyncTable
 from d3serve.webhooks.signing import new_secret
 
@@ -121,7 +121,7 @@ class Delivery:
 class HookStore:
     """Raises StorageUnavailable when Redis is unreachable or full; a tenant sees only what is its own."""
 
-    def __init__(self, client: AsyncClient, settings: Settings) -> None:
+    def __init__(self, client: AsyncRedisClient, settings: Settings) -> None:
         self._table = AsyncTable(client, settings.namespace)
         self._key = self._table.key
 

@@ -19,7 +19,7 @@ import structlog
 
 from d3serve.errors import NotFound, StorageUnavailable
 from d3serve.webhooks.egress import destination
-from d3serve.webhooks.names import NotNow
+from d3serve.webhooks.names import TryLater
 from d3serve.webhooks.outbound import Outbound, Reply, SendFailed
 from d3serve.webhooks.outbox import Delivery, DeliveryState, HookStore, Try
 from d3serve.webhooks.signing import signature_headers
@@ -129,7 +129,7 @@ class Sender:
         self._sending[delivery.tenant] += 1
         try:
             tried, reply = await self._send(delivery, signing_secrets)
-        except NotNow as error:  # our own limit, so it costs the delivery none of its tries
+        except TryLater as error:  # our own limit, so it costs the delivery none of its tries
             await self._store.postpone(delivery, error.wait_s)
             return
         finally:

@@ -254,7 +254,7 @@ class TestLists:
 
     async def test_a_page_looks_at_so_many_jobs_and_goes_on_from_there(self, table, monkeypatch):
         monkeypatch.setattr(listing, "SCAN", 20)
-        monkeypatch.setattr(listing, "BATCH", 10)
+        monkeypatch.setattr(listing, "AT_ONCE", 10)
         wanted = await table.submit("the first", metadata={"is": "wanted"})
         for number in range(30):
             await table.submit(str(number))

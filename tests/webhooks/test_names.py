@@ -12,7 +12,7 @@ import pytest
 from d3serve.webhooks import names, outbound
 from d3serve.webhooks import sender as webhooks
 from d3serve.webhooks.egress import EgressPolicy
-from d3serve.webhooks.names import Names, NotNow
+from d3serve.webhooks.names import Names, TryLater
 from d3serve.webhooks.outbound import Outbound, SendFailed
 
 pytestmark = pytest.mark.anyio
@@ -45,9 +45,9 @@ async def test_a_tenant_has_four_lookups_at_once_and_another_has_its_own(lookups
     for number in range(4):
         with pytest.raises(TimeoutError):
             await resolver.addresses("greedy", f"n{number}.tarpit.test", 443)
-    with pytest.raises(NotNow):  # their callers gave up, but their threads are still held
+    with pytest.raises(TryLater):  # their callers gave up, but their threads are still held
         await resolver.addresses("greedy", "n5.tarpit.test", 443)
-    with pytest.raises(NotNow):
+    with pytest.raises(TryLater):
         await resolver.addresses("greedy", "127.0.0.1", 443)
     monkeypatch.setattr(names, "TIMEOUT_S", 60)
     assert await resolver.addresses("acme", "127.0.0.1", 443) == ["127.0.0.1"]
@@ -61,7 +61,7 @@ async def test_all_tenants_together_have_a_bound_too(lookups, monkeypatch):
     for number in range(9):
         try:
             await resolver.addresses(f"tenant {number}", "n.tarpit.test", 443)
-        except NotNow:
+        except TryLater:
             refused += 1
         except TimeoutError:
             continue
@@ -82,7 +82,7 @@ async def test_a_name_that_did_not_answer_is_left_alone_for_a_minute(lookups, mo
     resolver = Names()
     with pytest.raises(TimeoutError):
         await resolver.addresses("acme", "a.tarpit.test", 443)
-    with pytest.raises(NotNow) as again:
+    with pytest.raises(TryLater) as again:
         await resolver.addresses("acme", "a.tarpit.test", 443)
     assert again.value.wait_s == pytest.approx(60, abs=5)
     with pytest.raises(TimeoutError):
@@ -146,7 +146,7 @@ async def test_many_names_of_one_address_are_no_crowd_at_its_door(
 
     hanging = [asyncio.create_task(post("greedy", number)) for number in range(3)]
     await asyncio.to_thread(receiver.wait_for, 3)
-    with pytest.raises(NotNow):
+    with pytest.raises(TryLater):
         await post("greedy", 4)
     hanging.append(asyncio.create_task(post("acme", 5)))
     await asyncio.to_thread(receiver.wait_for, 4)

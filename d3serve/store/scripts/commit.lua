@@ -1,7 +1,7 @@
 -- COMMIT: end a running job; only for the lease that holds it, but for a refusal, which no other attempt would find
 -- otherwise. A final status is never overwritten.
 -- ARGV: lease, id, 'succeeded'|'failed', result or error (JSON), usage (JSON or ''), questions done,
---       milliseconds of its pass ('' none), identity of the weights ('' unknown), '1' where it is a refusal.
+--       milliseconds of its passes ('' none), identity of the weights ('' unknown), '1' where it is a refusal.
 -- Answers 1, also when this lease has committed before and the answer was lost; else 0.
 local lease, id, status, text, usage, done, pass_ms, identity, refusal = unpack(ARGV)
 local j = read(id, 'status', 'lease', 'ttl_ms', 'group')
