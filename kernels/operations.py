@@ -1,7 +1,8 @@
 """The operations of a pass as one set: the fast kernels for a GPU, plain PyTorch for a CPU.
 
-A pass builds one plan for its full-attention layers and one for its linear layers, and every layer uses them; a plan
-is opaque outside the set that made it. Shapes and formulas are documented in `d3serve.kernels.reference`.
+A pass builds one plan for its full-attention layers and one for its linear layers, and every layer uses them. A plan
+goes back only to the set that made it, which alone knows what is in it: what takes one takes Any. Shapes and formulas
+are documented in `d3serve.kernels.reference`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,24 +19,39 @@ from d3serve.kernels.recurrence_plan import RecurrenceSizes
 from d3serve.kernels.segments import AttentionShape, Segment
 
 
+class AttentionCut(Protocol):
+    """How the full-attention layers of a pass are cut."""
+
+    @property
+    def partials(self) -> int:
+        """What the sizes of a padded plan must have room for."""
+
+
+class PlannedAttention(Protocol):
+    """The full-attention layers of a pass, ready to run."""
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of a query row and a key a layer attends to."""
+
+
 class Operations(Protocol):
     """What a backbone asks of a device; `reference` and `fast` are modules of this shape."""
 
-    def cut_attention(self, segments: Sequence[Segment], shape: AttentionShape) -> Any:
-        """Decide how the full-attention layers of a pass are cut.
+    def cut_attention(self, segments: Sequence[Segment], shape: AttentionShape) -> AttentionCut:
+        """Decide how the full-attention layers of a pass are cut."""
 
-        `partials` of the result is what the sizes of a padded plan must have room for; it is opaque otherwise.
-        """
-
-    def plan_attention(self, cut: Any, shape: AttentionShape, *, sizes: AttentionSizes | None = None) -> Any:
-        """Prepare the full-attention layers of a cut pass; `pairs` of the result tells how much they attend.
+    def plan_attention(
+        self, cut: Any, shape: AttentionShape, *, sizes: AttentionSizes | None = None
+    ) -> PlannedAttention:
+        """Prepare the full-attention layers of a cut pass.
 
         `sizes` pad a plan for the GPU, so that what is launched does not depend on its contents.
         """
 
     def plan_recurrence(
         self, segments: Sequence[Segment], *, device: torch.device, sizes: RecurrenceSizes | None = None
-    ) -> Any:
+    ) -> object:
         """Prepare the linear layers of a pass (states stand before questions); `sizes` pads a plan for the GPU."""
 
     def attention_steps(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows, sum_rows_alike
-from d3serve.kernels.operations import Operations, linear, operations
+from d3serve.kernels.operations import AttentionCut, Operations, PlannedAttention, linear, operations
 from d3serve.kernels.segments import AttentionShape
 from d3serve.model.buckets import Bucket
 from d3serve.model.config import Geometry
@@ -68,14 +68,20 @@ class PassInputs:
     slot_mapping: Tensor  # [T] int64
     readout_rows: Tensor  # [N] int64, counted from `state_rows`
     state_rows: int
-    attention: Any
-    question_attention: Any  # of the rows from `state_rows` on, for the last layer
-    recurrence: Any
+    attention: PlannedAttention
+    question_attention: PlannedAttention  # of the rows from `state_rows` on, for the last layer
+    recurrence: object
     media: tuple[MediumRows, ...] = ()
 
     @classmethod
     def build(
-        cls, ops: Operations, rows: PassRows, cut: Any, shape: AttentionShape, *, bucket: Bucket | None = None
+        cls,
+        ops: Operations,
+        rows: PassRows,
+        cut: AttentionCut,
+        shape: AttentionShape,
+        *,
+        bucket: Bucket | None = None,
     ) -> Self:
         """Copy a planned pass to the device, padded to `bucket` if given, and let the kernels plan theirs.
 
@@ -113,10 +119,16 @@ class PassInputs:
             (self.positions, other.positions),
             (self.slot_mapping, other.slot_mapping),
             (self.readout_rows, other.readout_rows),
-            (self.attention.table, other.attention.table),
-            (self.recurrence.table, other.recurrence.table),
+            (_table(self.attention), _table(other.attention)),
+            (_table(self.recurrence), _table(other.recurrence)),
         ):
             mine.copy_(theirs)
+
+
+def _table(plan: Any) -> Tensor:
+    """The integers of a plan, which its kernels read; only the set that a GPU has can capture graphs, and has them."""
+    table: Tensor = plan.table
+    return table
 
 
 PassSteps = Generator[
@@ -313,14 +325,14 @@ class Backbone:
             eps=g.eps,
         )
 
-    def _attend(self, q: Tensor, plan: Any, index: int) -> PassSteps:
+    def _attend(self, q: Tensor, plan: PlannedAttention, index: int) -> PassSteps:
         k, v, out = self.pools.k[index], self.pools.v[index], torch.empty_like(q)
         for pairs in self.ops.attention_steps(q, k, v, out, plan, softmax_scale=self.geometry.head_dim**-0.5):
             yield pairs * self._pair_flops
         return out
 
     def _delta_rule(
-        self, mixer: LinearAttention, projected: Tensor, plan: Any, index: int
+        self, mixer: LinearAttention, projected: Tensor, plan: object, index: int
     ) -> tuple[Tensor, Tensor]:
         """Values of the gated delta rule [T, HV, V] and their gate z [T, HV·V]."""
         g = self.geometry
