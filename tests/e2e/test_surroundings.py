@@ -114,7 +114,7 @@ def test_modules_in_the_current_folder_are_not_imported(spelling: list[str], tmp
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
-@pytest.mark.parametrize("name", ["a#b?c;d %25 100%", "空 é\n'\"\\$&", "long " * 40])
+@pytest.mark.parametrize("name", ["a#b?c;d %25 100%", "@:,+ 空é\n'\"\\$&", "long " * 40])
 def test_a_data_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
     with up(tmp_path, "--data-dir", name) as (url, _):
         assert answered(url)
