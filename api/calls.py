@@ -20,14 +20,22 @@ class Call:
 
     def __init__(self, key: ApiKey | None) -> None:
         self.key = key
-        self.ended_by: D3ServeError | None = None
+        self._ended_by: D3ServeError | None = None
         self._task = asyncio.current_task()
 
     def end(self, error: D3ServeError) -> None:
-        """Stop what it does; `error` is its answer, if it has given none."""
-        if self.ended_by is None and self._task is not None:
-            self.ended_by = error
+        """Stop what it does; `error` is its answer, if it has given none. Asked again, stop it again.
+
+        A cancellation may be lost: in redis-py while it connects, in `wait_for` of Python 3.11.
+        """
+        if self._task is not None:
+            self._ended_by = error
             self._task.cancel()
+
+    def close(self) -> D3ServeError | None:
+        """What has ended it, if anything; its last words are not stopped in turn."""
+        self._task = None
+        return self._ended_by
 
 
 class Calls:

@@ -142,12 +142,13 @@ class Exchange:
 
     def _known(self, error: BaseException) -> D3ServeError | None:
         """What to tell of it; None for what nobody foresaw."""
+        call = self.scope["state"].get("call")
+        ended_by = call and call.close()
         match error:
             case D3ServeError():
                 return error
             case asyncio.CancelledError():  # its key is gone, or the time is up that a stopping process leaves it
-                call = self.scope["state"].get("call")
-                return (call and call.ended_by) or ShuttingDown("the service is stopping; ask again")
+                return ended_by or ShuttingDown("the service is stopping; ask again")
             case OSError(errno=errno.EMFILE | errno.ENFILE):
                 log.error("out_of_descriptors", request_id=self.request_id)
                 return Overloaded("this process has no file descriptors left; ask again")

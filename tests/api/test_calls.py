@@ -1,6 +1,7 @@
 """What one caller may have under way at once, and what becomes of it when its key goes."""
 
 import asyncio
+import contextlib
 import json
 import time
 
@@ -12,6 +13,7 @@ from d3serve.api.app import create_app
 from d3serve.api.budget import BodyBudget, BodyBytes
 from d3serve.api_keys import append_key, new_key
 from d3serve.errors import Overloaded, RateLimited
+from d3serve.store.jobs import JobStore
 
 pytestmark = pytest.mark.anyio
 BODY = {"model": "jev-latest", "state": "hello", "questions": {"q": {"type": "noul", "instructions": "x"}}}
@@ -63,6 +65,29 @@ async def test_what_a_key_holds_open_ends_with_the_key(keyed_service, keys, work
         assert not any("answer" in line for line in lines)
         worker.work()
         assert (await others).json()["status"] == "succeeded", "another's key has not changed"
+
+
+async def test_a_call_ends_with_its_key_though_its_cancellation_is_lost(keyed_service, keys, monkeypatch):
+    """redis-py swallows one that meets it while it connects: an event stream went on for ever without its key."""
+    waiting, lost = asyncio.Event(), asyncio.Event()
+
+    async def deaf(*_):
+        waiting.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        lost.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(JobStore, "wait", deaf)
+    monkeypatch.setattr(calls, "CHECK_KEYS_EVERY_S", 0.05)
+    async with keyed_service("acme") as acme:
+        job = (await acme.post("/v1/jobs", json=BODY)).json()
+        held = asyncio.create_task(acme.get(job["urls"]["self"], params={"wait": 30}))
+        while not waiting.is_set():  # noqa: ASYNC110 - it is another thread's
+            await asyncio.sleep(0.01)
+        keys[0].write_text("")
+        assert (await held).status_code == 401
+    assert lost.is_set()
 
 
 @pytest.mark.parametrize("limit", ["MAX_CALLS", "MAX_STREAMS"])

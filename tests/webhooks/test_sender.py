@@ -273,7 +273,7 @@ RUN = """
 import os, signal, sys
 from d3serve.settings import Settings
 from d3serve.webhooks import main, outbox, sender
-sender.SCHEDULE_S, sender.LEASE_SPARE_S, main.ANSWER_WITHIN_S = (0.3,) * 9, 0.5, 0.2
+sender.SCHEDULE_S, sender.LEASE_SPARE_S, main.ANSWER_WITHIN_S = (0.3,) * 9, 0.5, 2.0
 
 async def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -286,7 +286,7 @@ sys.exit(main.webhooks_main(Settings.load()))
 
 @pytest.fixture
 def start(settings):
-    """Starts a sender as a process, which dies on its way to the steps named; it has 0.2 s for a receiver."""
+    """Starts a sender as a process, which dies on its way to the steps named; it has 2 s for a receiver."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("D3SERVE_")}
     processes = []
 
