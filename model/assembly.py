@@ -51,6 +51,8 @@ class LoadOptions(TypedDict, total=False):
     special_tokens_in_text: SpecialTokens  # how control tokens inside user text are read; `plain` unless said
     load_format: LoadFormat  # `random` draws the weights instead of reading them
     quantization: Quantization | None  # `fp8` quantizes plain matrices, as the published FP8 packages do
+    pass_tokens: int | None  # token budget of a pass; None means what the device holds
+    pass_questions: int | None  # most questions in a pass; None means any number
     trust_remote_code: bool  # let the package's own `d3_format.py` render layouts that we do not know
 
 
@@ -64,6 +66,8 @@ class EngineParts:
     backbone: Backbone
     cache: StateCache
     plan: MemoryPlan
+    pass_tokens: int | None = None
+    pass_questions: int | None = None
 
 
 def assemble(model: str, options: LoadOptions) -> EngineParts:
@@ -108,6 +112,8 @@ def assemble(model: str, options: LoadOptions) -> EngineParts:
         backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS, tower=tower),
         cache=make_state_cache(geometry, plan, pools, options.get("state_cache_host_bytes", 0)),
         plan=plan,
+        pass_tokens=options.get("pass_tokens"),
+        pass_questions=options.get("pass_questions"),
     )
 
 

@@ -1,7 +1,8 @@
 """DecisionEngine: jobs in, typed answers out. The only door of this room that a worker uses."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Self, Unpack
@@ -12,6 +13,7 @@ from pydantic import JsonValue
 
 from d3serve.errors import (
     D3ServeError,
+    DeviceError,
     InvalidRequest,
     MaxTokensExceeded,
     OutOfDeviceMemory,
@@ -20,12 +22,14 @@ from d3serve.errors import (
 from d3serve.model.assembly import EngineParts, LoadOptions, assemble
 from d3serve.model.backbone import PassInputs
 from d3serve.model.buckets import ROW_SIZES, Bucket
+from d3serve.model.deciding import NOBODY, Decides, Decision, Tell, Watch, decide_by_passes
 from d3serve.model.device_faults import watched
 from d3serve.model.graphs import GraphCache
 from d3serve.model.media import Medium
 from d3serve.model.media_prompt import PlacedMedia
 from d3serve.model.pace import Pace
-from d3serve.model.passes import Batch, DecidedJob, Pass, PinnedPass, PreparedJob
+from d3serve.model.packing import Asked, Bounds, Packer
+from d3serve.model.passes import DecidedJob, Findings, Pass, PinnedPass, Placing, PreparedJob, note
 from d3serve.model.plan import PassRows, plan_rows
 from d3serve.model.prompt import (
     Prompts,
@@ -45,11 +49,10 @@ WARM_UP_ROWS = (4096, 32_768)
 REHEARSED_QUESTION = 256  # rows at most: longer ones are not cut
 REHEARSAL = "rehearsal"  # the state key of jobs that warm up; a real one is a digest
 LONG_ROWS = 8192  # from here on a pass calls `at_yield`: the 27B on an H200 takes 0.7 s for so many
-AtYield = Callable[[float], None]
 
 
-class DecisionEngine:
-    """Answers jobs with one checkpoint on one device. `decide` is for one thread; `prepare` for any."""
+class DecisionEngine(Decides[PreparedJob, DecidedJob]):
+    """Answers jobs with one checkpoint on one device. `decisions` is for one thread; `prepare` for any."""
 
     def __init__(self, parts: EngineParts) -> None:
         """Answer with what was assembled."""
@@ -59,6 +62,7 @@ class DecisionEngine:
         self.cache = parts.cache
         self.pass_rows = min(plan.pass_rows, plan.rows - plan.beside_rows)
         self._plan = plan
+        self._pass_tokens, self._pass_questions = parts.pass_tokens, parts.pass_questions
         self._suspended = False  # whether a long pass waits between two steps
         self._config = parts.config
         self._format = parts.format
@@ -183,72 +187,77 @@ class DecisionEngine:
 
     @property
     def beside_tokens(self) -> int:
-        """Rows, states and questions together, that a call of `decide` from `at_yield` may have."""
+        """Rows, states and questions together, that may be decided between the steps of a long pass."""
         return self._plan.beside_rows
 
-    def decide(self, jobs: Sequence[PreparedJob], *, at_yield: AtYield | None = None) -> list[DecidedJob]:
-        """Answer jobs together: each distinct state is read at most once, and company changes no answer.
+    def decisions(
+        self, jobs: Sequence[PreparedJob], watch: Watch = NOBODY
+    ) -> Iterator[list[Decision[DecidedJob]]]:
+        """Answer jobs together, pass by pass; yield what each pass has finished.
 
-        What the pools cannot hold at once is done in several passes.
+        Each distinct state is read at most once as long as the pools hold it, and company changes no answer.
 
         Args:
             jobs: as `prepare` made them.
-            at_yield: called between the steps of a long pass, every 10 to 40 ms on an H200, with the share of the
-                work that is done. It may call `decide` itself, without `at_yield`, for jobs of up to
-                `beside_tokens`: both calls' answers have the bits that they have alone. What it raises ends this
-                call, and nothing stays behind.
+            watch: asked before each pass, and between the steps of a long one, every 10 to 40 ms on an H200. From
+                there jobs of up to `beside_tokens` may be decided: both calls' answers have the bits that they have
+                alone. A pass that is given up leaves nothing behind.
 
         Raises:
-            OutOfDeviceMemory: one question does not fit even alone; the message holds the sizes.
             DeviceError: the accelerator failed.
         """
-        plan, done, total = self._plan, 0, sum(job.questions for job in jobs)
+        findings = [Findings(job) for job in jobs]
+        packer = Packer(jobs, self._bounds(), self.cache.holds)
+        return decide_by_passes(
+            packer, partial(self._run_pass, findings), lambda job: findings[job].decided(), watch
+        )
+
+    def _bounds(self) -> Bounds:
+        """What a pass may hold now; beside a long one, what that leaves."""
+        plan = self._plan
         rows, states = self.pass_rows, plan.slots - plan.beside_slots
         if self._suspended:
             rows, states = plan.beside_rows, plan.beside_slots
-        batch = Batch(jobs, self.cache, pass_rows=rows, pass_states=states)
-        with watched(self._shape.device):
-            for filled in self._passes(batch):
-                tell = at_yield and partial(_tell, at_yield, done, len(filled.asked), total)
-                try:
-                    self._run(filled, tell)
-                except OutOfDeviceMemory:
-                    if not batch.take_back(filled):
-                        raise
-                else:
-                    done += len(filled.asked)
-        return [each.decided() for each in batch.findings]
+        tokens, questions = self._pass_tokens, self._pass_questions
+        return Bounds(
+            rows, states, rows if tokens is None else tokens, sys.maxsize if questions is None else questions
+        )
 
-    def _run(self, filled: Pass, tell: AtYield | None) -> None:
-        """Run one pass; a state whose questions give no numbers is forgotten, since it may be what broke them."""
-        with PinnedPass(filled, self.cache) as held:
-            found = self._probabilities(filled, held.scratch, tell)
-        for asked, probabilities in zip(filled.asked, found, strict=True):
-            asked.findings.probabilities[asked.index] = probabilities
-            if probabilities is None:
-                self.cache.forget(asked.state_key)
-
-    def _passes(self, batch: Batch) -> Iterator[Pass]:
-        """Yield a batch's passes; where free rows lie too scattered for one that would fit, the cache is emptied."""
-        while True:
-            try:
-                yield from batch.passes()
-            except OutOfDeviceMemory as refused:
-                rows = refused.details["state_tokens"] + refused.details["question_tokens"]
-                if rows > min(batch.pass_rows, self.cache.rows) or not self.cache.clear():
-                    raise
-            else:
-                return
+    def _run_pass(
+        self, findings: Sequence[Findings], asked: Sequence[Asked], tell: Tell
+    ) -> tuple[int, Exception | None]:
+        """Run a pass; a state whose questions give no numbers is forgotten, since it may be what broke them."""
+        held = 0
+        try:
+            with watched(self._shape.device):
+                filled = Placing([each.job for each in findings], self.cache, self._bounds().rows).place(
+                    asked
+                )
+                held = len(filled.asked)
+                with PinnedPass(filled, self.cache) as pinned:
+                    found = self._probabilities(findings, filled, pinned.scratch, tell)
+                for each, probabilities in zip(filled.asked, found, strict=True):
+                    if probabilities is None:
+                        self.cache.forget(each.cost.state_key)
+        except DeviceError:
+            raise
+        except Exception as error:  # a pass's fault is a job's, which the packer finds out
+            return held, error
+        note(filled, found, findings)
+        return held, None
 
     @torch.inference_mode()
-    def _probabilities(self, filled: Pass, scratch: int, tell: AtYield | None) -> list[list[float] | None]:
+    def _probabilities(
+        self, findings: Sequence[Findings], filled: Pass, scratch: int, tell: Tell
+    ) -> list[list[float] | None]:
         rows = plan_rows(filled.states, filled.rows, scratch)
+        jobs = [findings[each.job].job for each in filled.asked]
         try:
             return read_probabilities(
                 self._hidden(rows, tell),
                 self.backbone.weights.readout,
-                [len(asked.question.options()) for asked in filled.asked],
-                [self._config.temperature_for(asked.findings.job.asked_for) for asked in filled.asked],
+                [job.options[each.question] for job, each in zip(jobs, filled.asked, strict=True)],
+                [self._config.temperature_for(job.asked_for) for job in jobs],
             )
         except torch.OutOfMemoryError as error:
             message = (
@@ -256,19 +265,19 @@ class DecisionEngine:
             )
             raise OutOfDeviceMemory(message) from error
 
-    def _hidden(self, rows: PassRows, tell: AtYield | None) -> torch.Tensor:
+    def _hidden(self, rows: PassRows, tell: Tell) -> torch.Tensor:
         """Run a planned pass, as a CUDA graph if it is small; hidden states of its readout rows."""
         cut = self.backbone.ops.cut_attention(rows.segments, self._shape)
         # A graph reads tokens alone: features of media would have to be written into it.
         bucket = Bucket.of(rows, cut.partials) if self._graphs is not None and not rows.media else None
         inputs = PassInputs.build(self.backbone.ops, rows, cut, self._shape, bucket=bucket)
-        if tell is not None and len(rows.tokens) >= LONG_ROWS:
+        if len(rows.tokens) >= LONG_ROWS and not self._suspended:
             return self._in_steps(inputs, tell)
         if self._graphs is None or bucket is None:
             return self.backbone.forward(inputs)
         return self._graphs.forward(bucket, inputs)[: len(rows.readout_rows)]
 
-    def _in_steps(self, inputs: PassInputs, tell: AtYield) -> torch.Tensor:
+    def _in_steps(self, inputs: PassInputs, tell: Tell) -> torch.Tensor:
         """Run a long pass, one step ahead of the device, and call `tell` with the share done between two steps."""
         steps, pace = self.backbone.steps(inputs), Pace(inputs.tokens.device)
         total, done = self.backbone.work(inputs), 0
@@ -310,11 +319,6 @@ class DecisionEngine:
         if read_state:
             self.cache.forget(REHEARSAL)
         self.decide([_rehearsal(rows, questions)])
-
-
-def _tell(at_yield: AtYield, done: int, asked: int, total: int, share: float) -> None:
-    """Turn the share of a pass of `asked` questions, after `done` of `total`, into that of the whole call."""
-    at_yield((done + share * asked) / total)
 
 
 def _rehearsal(rows: int, questions: int) -> PreparedJob:

@@ -54,6 +54,10 @@ class HostTier:
         """Keys of the kept states, oldest first."""
         return list(self._kept)
 
+    def holds(self, key: str) -> bool:
+        """Whether a state is kept."""
+        return key in self._kept
+
     def save(self, entry: Entry) -> None:
         """Copy a complete state out of the pools; one that is larger than the tier is let go."""
         parts = list(self._parts(entry))

@@ -1,16 +1,16 @@
-"""Fills passes with the questions of a batch: what the pools hold at once goes into one pass.
+"""Jobs as an engine holds them, and the places of a pass's questions in the pools.
 
 Bookkeeping between jobs and the state cache; no tensors.
 """
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Self
 
 from d3serve.errors import D3ServeError, InvalidModelOutput, OutOfDeviceMemory
 from d3serve.model.media_prompt import PlacedMedia
+from d3serve.model.packing import Asked, Cost
 from d3serve.model.plan import QuestionRows, StatePlace, StateRows
 from d3serve.model.prompt import Tokens
 from d3serve.model.ranges import Entry
@@ -58,25 +58,28 @@ class PreparedJob:
         states = sum(map(len, self.own_states)) + len(self.state) * len(self.blocks)
         return sum(map(len, self.blocks)) + states
 
-    def batches(self, max_tokens: int, max_questions: int) -> list[Self]:
-        """Cut the job between questions into jobs within both bounds, or of one question."""
-        cuts, tokens = [0], len(self.state)
-        for index, block in enumerate(self.blocks):
-            cost = len(block) + (len(self.own_states[index]) if self.own_states else 0)
-            if index > cuts[-1] and (tokens + cost > max_tokens or index - cuts[-1] >= max_questions):
-                cuts.append(index)
-                tokens = len(self.state)
-            tokens += cost
-        return [self._part(slice(*ends)) for ends in pairwise([*cuts, len(self.blocks)])]
+    @property
+    def tokens(self) -> int:
+        """Tokens of the state and the questions, the state counted once."""
+        return sum(map(len, (self.state, *self.own_states, *self.blocks)))
 
-    def _part(self, chosen: slice) -> Self:
-        return replace(
-            self,
-            by_name=dict(list(self.by_name.items())[chosen]),
-            blocks=self.blocks[chosen],
-            own_states=self.own_states[chosen],
-            own_keys=self.own_keys[chosen],
-        )
+    @cached_property
+    def options(self) -> tuple[int, ...]:
+        """How many options each question has."""
+        return tuple(len(question.options()) for question in self.by_name.values())
+
+    def costs(self) -> Iterator[Cost]:
+        """What each question costs a pass, in order."""
+        for index, block in enumerate(self.blocks):
+            yield Cost(len(block), self.key_of(index), len(self.state_of(index)))
+
+    def state_of(self, index: int) -> Tokens:
+        """The state block that stands before a question."""
+        return self.own_states[index] if self.own_states else self.state
+
+    def key_of(self, index: int) -> str:
+        """What questions must share to share a state."""
+        return self.own_keys[index] if self.own_keys else self.state_key
 
 
 @dataclass(frozen=True)
@@ -117,51 +120,16 @@ class Findings:
         return DecidedJob(answers, usage, failed)
 
 
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """One question of a job."""
-
-    findings: Findings
-    index: int
-
-    @property
-    def block(self) -> Tokens:
-        """The question's token ids."""
-        return self.findings.job.blocks[self.index]
-
-    @property
-    def state(self) -> Tokens:
-        """The state block that stands before the question."""
-        job = self.findings.job
-        return job.own_states[self.index] if job.own_states else job.state
-
-    @property
-    def state_key(self) -> str:
-        """What questions must share to share a state."""
-        job = self.findings.job
-        return job.own_keys[self.index] if job.own_keys else job.state_key
-
-    @property
-    def media(self) -> PlacedMedia | None:
-        """What the state shows."""
-        return self.findings.job.media
-
-    @property
-    def question(self) -> Question:
-        """The question itself."""
-        return list(self.findings.job.by_name.values())[self.index]
-
-
 @dataclass
 class Pass:
     """One pass: the states it reads, the questions it asks and the cache entries it keeps pinned."""
 
-    states: list[StateRows] = field(default_factory=list)
-    readers: list[Findings] = field(default_factory=list)  # the job that each state is read for
-    rows: list[QuestionRows] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
-    fresh: list[Entry] = field(default_factory=list)
-    pinned: list[Entry] = field(default_factory=list)
+    rows: list[QuestionRows] = field(default_factory=list)
+    states: list[StateRows] = field(default_factory=list)
+    readers: list[int] = field(default_factory=list)  # the job that each state is read for
+    fresh: dict[str, Entry] = field(default_factory=dict)  # by state key
+    pinned: dict[str, Entry] = field(default_factory=dict)
     question_tokens: int = 0
 
     @property
@@ -170,108 +138,104 @@ class Pass:
         return sum(len(state.tokens) for state in self.states) + self.question_tokens
 
 
-class Batch:
-    """The jobs of one `decide`, grouped by state, and the passes that answer them."""
+class Placing:
+    """Places the questions of one pass in the pools."""
 
-    def __init__(
-        self, jobs: Sequence[PreparedJob], cache: StateCache, *, pass_rows: int, pass_states: int
-    ) -> None:
-        """Group `jobs` by state key, in order of arrival; no pass will have more than `pass_rows` rows.
+    def __init__(self, jobs: Sequence[PreparedJob], cache: StateCache, pass_rows: int) -> None:
+        """Begin a pass of up to `pass_rows` rows."""
+        self._jobs, self._cache, self._pass_rows = jobs, cache, pass_rows
 
-        No pass will pin more than `pass_states` states.
-        """
-        self.findings = [Findings(job) for job in jobs]
-        self._cache = cache
-        self.pass_rows = pass_rows
-        self._pass_states = pass_states
-        self._pass_questions = sum(job.questions for job in jobs)
-        self._groups: dict[str, deque[Asked]] = {}
-        for each in self.findings:
-            for index in range(len(each.job.blocks)):
-                asked = Asked(each, index)
-                self._groups.setdefault(asked.state_key, deque()).append(asked)
-
-    def passes(self) -> Iterator[Pass]:
-        """Yield passes until every question has been asked; finish each before taking the next.
+    def place(self, asked: Sequence[Asked]) -> Pass:
+        """Fill a pass with as many of the questions, from the first on, as the pools have rows for.
 
         Raises:
-            OutOfDeviceMemory: a question does not fit the device even alone.
+            OutOfDeviceMemory: not even the first fits the device.
         """
-        while self._groups:
-            filling = Pass()
-            for key, group in list(self._groups.items()):
-                self._admit(filling, group)
-                if group:
-                    break  # the pools are full
-                del self._groups[key]
-            if not filling.asked:
-                raise self._too_large(next(iter(self._groups.values()))[0])
-            yield filling
+        filled = self._fill(asked)
+        if not filled.asked:  # free rows may lie too scattered for one that would fit
+            first = asked[0].cost
+            fits = first.state_tokens + first.tokens <= min(self._pass_rows, self._cache.rows)
+            if not fits or not self._cache.clear():
+                raise self._too_large(first)
+            filled = self._fill(asked)
+        if not filled.asked:
+            raise self._too_large(asked[0].cost)
+        return filled
 
-    def take_back(self, failed: Pass) -> bool:
-        """Ask the questions of a pass again that ran out of memory, half as many at a time; False if it had but one."""
-        if len(failed.asked) < 2:
+    def _fill(self, asked: Sequence[Asked]) -> Pass:
+        filled = Pass()
+        for each in asked:
+            if not self._admit(filled, each):
+                break
+        return filled
+
+    def _admit(self, filled: Pass, asked: Asked) -> bool:
+        """Place a question, and its state if the pass does not hold it yet; False where there is no room."""
+        job, cost = self._jobs[asked.job], asked.cost
+        is_new = cost.state_tokens > 0 and cost.state_key not in filled.pinned
+        if is_new and not self._pin(filled, asked):
             return False
-        self._pass_questions = len(failed.asked) // 2
-        for asked in reversed(failed.asked):
-            asked.findings.computed_tokens -= len(asked.block)
-            self._groups.setdefault(asked.state_key, deque()).appendleft(asked)
-        for reader, state in zip(failed.readers, failed.states, strict=True):
-            reader.read_state = False
-            reader.computed_tokens -= len(state.tokens)
+        fits = filled.tokens + cost.tokens <= self._pass_rows
+        if not fits or not self._cache.scratch_fits(filled.question_tokens + cost.tokens):
+            if is_new:
+                self._unpin(filled, cost.state_key)
+            return False
+        entry = filled.pinned.get(cost.state_key)
+        place = _place_of(entry) if entry else None
+        filled.asked.append(asked)
+        filled.rows.append(QuestionRows(job.blocks[asked.question], place, None if place else job.media))
+        filled.question_tokens += cost.tokens
         return True
 
-    def _admit(self, filling: Pass, group: deque[Asked]) -> None:
-        """Place a group's state and take its questions while the pools have rows for them."""
-        first = group[0]
-        entry = fresh = None
-        if len(first.state):
-            if len(filling.pinned) == self._pass_states:
-                return
-            entry = self._cache.acquire(first.state_key)
-            if entry is None and self._has_room(filling, len(first.state) + len(first.block)):
-                delta = first.media.delta if first.media else 0
-                entry = fresh = self._cache.reserve(first.state_key, len(first.state), delta)
-            if entry is None:
-                return
-        place = StatePlace(entry.start, entry.length, entry.slot, entry.delta) if entry else None
-        before, unread = len(filling.asked), len(first.state) if fresh else 0
-        while group and self._has_room(filling, unread + len(group[0].block)):
-            if not self._cache.scratch_fits(filling.question_tokens + len(group[0].block)):
-                break
-            asked = group.popleft()
-            filling.asked.append(asked)
-            filling.rows.append(QuestionRows(asked.block, place, None if place else asked.media))
-            filling.question_tokens += len(asked.block)
-            asked.findings.computed_tokens += len(asked.block)
+    def _pin(self, filled: Pass, asked: Asked) -> bool:
+        """Make a state part of a pass: it is cached, or read there for the job that asks first."""
+        job, key, length = self._jobs[asked.job], asked.cost.state_key, asked.cost.state_tokens
+        entry = self._cache.acquire(key)
         if entry is None:
-            return
-        if len(filling.asked) == before:
-            self._cache.release(entry)
-            return
-        filling.pinned.append(entry)
-        if fresh is not None and place is not None:
-            filling.fresh.append(fresh)
-            filling.states.append(StateRows(first.state, place, first.media))
-            filling.readers.append(first.findings)
-            first.findings.read_state = True
-            first.findings.computed_tokens += len(first.state)
+            if filled.tokens + length + asked.cost.tokens > self._pass_rows:
+                return False
+            entry = self._cache.reserve(key, length, job.media.delta if job.media else 0)
+            if entry is None:
+                return False
+            filled.fresh[key] = entry
+            filled.states.append(StateRows(job.state_of(asked.question), _place_of(entry), job.media))
+            filled.readers.append(asked.job)
+        filled.pinned[key] = entry
+        return True
 
-    def _has_room(self, filling: Pass, rows: int) -> bool:
-        return len(filling.asked) < self._pass_questions and filling.tokens + rows <= self.pass_rows
+    def _unpin(self, filled: Pass, key: str) -> None:
+        """Take the state back that was pinned last."""
+        if filled.fresh.pop(key, None):
+            filled.states.pop()
+            filled.readers.pop()
+        self._cache.release(filled.pinned.pop(key))
 
-    def _too_large(self, asked: Asked) -> OutOfDeviceMemory:
+    def _too_large(self, first: Cost) -> OutOfDeviceMemory:
         sizes = {
-            "state_tokens": len(asked.state),
-            "question_tokens": len(asked.block),
+            "state_tokens": first.state_tokens,
+            "question_tokens": first.tokens,
             "cache_rows": self._cache.rows,
-            "pass_rows": self.pass_rows,
+            "pass_rows": self._pass_rows,
         }
         return OutOfDeviceMemory(
             "a state of {state_tokens} tokens and a question of {question_tokens} do not fit this device: it holds "
             "passes of {pass_rows} rows and a state cache of {cache_rows}".format(**sizes),
             details=sizes,
         )
+
+
+def _place_of(entry: Entry) -> StatePlace:
+    return StatePlace(entry.start, entry.length, entry.slot, entry.delta)
+
+
+def note(filled: Pass, found: Sequence[list[float] | None], findings: Sequence[Findings]) -> None:
+    """Write down what a pass has found out about its jobs, and what it computed for them."""
+    for asked, probabilities in zip(filled.asked, found, strict=True):
+        findings[asked.job].probabilities[asked.question] = probabilities
+        findings[asked.job].computed_tokens += asked.cost.tokens
+    for job, state in zip(filled.readers, filled.states, strict=True):
+        findings[job].read_state = True
+        findings[job].computed_tokens += len(state.tokens)
 
 
 class PinnedPass:
@@ -293,10 +257,10 @@ class PinnedPass:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._cache.release_scratch(self.scratch, self._pass.question_tokens)
         if kind is None:
-            for entry in self._pass.fresh:
+            for entry in self._pass.fresh.values():
                 self._cache.publish(entry)
         else:
-            for entry in self._pass.pinned:
-                self._cache.forget(entry.key)  # a cached state may be what broke the numbers
-        for entry in self._pass.pinned:
+            for key in self._pass.pinned:
+                self._cache.forget(key)  # a cached state may be what broke the numbers
+        for entry in self._pass.pinned.values():
             self._cache.release(entry)

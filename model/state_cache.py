@@ -62,6 +62,10 @@ class StateCache:
         """Keys of the states that need not be read again, oldest use first."""
         return [*(self._tier.keys() if self._tier else ()), *self._entries]
 
+    def holds(self, key: str) -> bool:
+        """Whether a state need not be read again."""
+        return key in self._entries or (self._tier is not None and self._tier.holds(key))
+
     def acquire(self, key: str) -> Entry | None:
         """Pin and return a complete entry; None when the state must be read."""
         entry = self._entries.get(key)

@@ -1,15 +1,16 @@
 """What a worker needs of an engine, and how it gets one: the real model, or a fake of known speed."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from d3serve.errors import D3ServeError
+from d3serve.model.deciding import Decision, Watch
 from d3serve.schemas import ModelInfo, Usage
 from d3serve.schemas.questions import Answer, Question
 from d3serve.settings import Settings
+from d3serve.store.turns import TurnStore
 
 FAKE_SCHEME = "fake:"
-AtYield = Callable[[float], None]  # called with the share of the work that is done
 
 
 class Prepared(Protocol):
@@ -26,22 +27,13 @@ class Prepared(Protocol):
         ...
 
     @property
-    def input_tokens(self) -> int:
-        """Tokens of all whole prompts."""
-        ...
-
-    @property
-    def questions(self) -> int:
-        """How many questions."""
+    def tokens(self) -> int:
+        """Tokens of the state and the questions, the state counted once."""
         ...
 
     @property
     def refused(self) -> Mapping[str, D3ServeError]:
         """Why questions of a partial job are not asked."""
-        ...
-
-    def batches(self, max_tokens: int, max_questions: int) -> Sequence["Prepared"]:
-        """The job cut between questions into jobs within both bounds, or of one question."""
         ...
 
 
@@ -89,14 +81,13 @@ class Engine(Protocol):
 
     @property
     def beside_tokens(self) -> int:
-        """Tokens, states and questions together, that a call of `decide` from `at_yield` may have; 0: none may."""
+        """Tokens, states and questions together, that may be decided between the steps of a long pass; 0: none."""
         ...
 
-    def decide(self, jobs: Sequence[Any], *, at_yield: AtYield | None = None) -> Sequence[Decided]:
-        """Answer a batch of jobs together; raises OutOfDeviceMemory or DeviceError.
+    def decisions(self, jobs: Sequence[Any], watch: Watch) -> Iterator[Sequence[Decision[Decided]]]:
+        """Answer jobs together, and yield what each pass has finished; raises DeviceError.
 
-        A long pass calls `at_yield` between its steps. From there `decide` may be called again, without `at_yield`;
-        what it raises ends the pass.
+        `watch` is asked before each pass and between the steps of a long one; from there this may be called again.
         """
         ...
 
@@ -114,7 +105,11 @@ def load_engine(settings: Settings) -> Engine:
     if settings.model.startswith(FAKE_SCHEME):
         from d3serve.worker.fake_engine import FakeEngine  # noqa: PLC0415 # not in a production process
 
-        return FakeEngine.load(settings.model)
+        return FakeEngine.load(
+            settings.model,
+            pass_tokens=settings.max_batch_tokens,
+            pass_questions=TurnStore.max_batch_questions,
+        )
     from d3serve.model.engine import DecisionEngine  # noqa: PLC0415 # brings torch into this process
 
     engine = DecisionEngine.load(
@@ -126,6 +121,8 @@ def load_engine(settings: Settings) -> Engine:
         state_cache_host_bytes=settings.state_cache_host_bytes,
         load_format=settings.load_format,
         quantization=settings.quantization,
+        pass_tokens=settings.max_batch_tokens,
+        pass_questions=TurnStore.max_batch_questions,
         trust_remote_code=settings.trust_remote_code,
     )
     engine.warm_up()

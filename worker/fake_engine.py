@@ -14,10 +14,12 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qsl
@@ -30,6 +32,8 @@ from d3serve.errors import (
     MaxTokensExceeded,
     OutOfDeviceMemory,
 )
+from d3serve.model.deciding import NOBODY, Decides, Decision, Tell, Watch, decide_by_passes
+from d3serve.model.packing import Asked, Bounds, Cost, Packer, jobs_of
 from d3serve.schemas import ModelInfo, Usage
 from d3serve.schemas.questions import Answer, Question
 from d3serve.store.encode import estimate_tokens, to_json
@@ -58,11 +62,11 @@ class FakeOptions:
 
 @dataclass(frozen=True)
 class FakePrepared:
-    """A job as the fake engine holds it."""
+    """A job as the fake engine holds it; `lengths` are the questions' own tokens."""
 
     state_key: str
     state_tokens: int
-    input_tokens: int
+    lengths: tuple[int, ...]
     state: str
     asked: Mapping[str, Question]
     refused: Mapping[str, D3ServeError] = field(default_factory=dict)
@@ -72,15 +76,14 @@ class FakePrepared:
         """How many questions."""
         return len(self.asked)
 
-    def batches(self, max_tokens: int, max_questions: int) -> list[Self]:
-        """The job cut between questions into jobs within both bounds, or of one question."""
-        each = (self.input_tokens - self.questions * self.state_tokens) // self.questions
-        count = max(1, min(max_questions, (max_tokens - self.state_tokens) // max(1, each)))
-        items = list(self.asked.items())
-        parts = [dict(items[start : start + count]) for start in range(0, len(items), count)]
-        return [
-            replace(self, asked=part, input_tokens=(each + self.state_tokens) * len(part)) for part in parts
-        ]
+    @property
+    def tokens(self) -> int:
+        """Tokens of the state and the questions, the state counted once."""
+        return self.state_tokens + sum(self.lengths)
+
+    def costs(self) -> list[Cost]:
+        """What each question costs a pass."""
+        return [Cost(length, self.state_key, self.state_tokens) for length in self.lengths]
 
 
 @dataclass(frozen=True)
@@ -92,21 +95,51 @@ class FakeDecided:
     failed: Mapping[str, D3ServeError]
 
 
-class FakeEngine:
+@dataclass
+class Findings:
+    """What passes have found out about one job."""
+
+    job: FakePrepared
+    read_state: bool = False
+
+    def decided(self, *, faults: bool) -> FakeDecided:
+        """Make the answers up."""
+        job, answers, failed = self.job, dict[str, Answer](), dict[str, D3ServeError]()
+        for name, question in job.asked.items():
+            if faults and "fake:nan" in job.state + question.model_dump_json():
+                failed[name] = InvalidModelOutput(
+                    f"the readout of question {name!r} holds NaN", field=f"questions.{name}"
+                )
+            else:
+                answers[name] = question.answer(_weights(f"{job.state}\0{name}", len(question.options())))
+        usage = Usage(
+            input_tokens=job.state_tokens * job.questions + sum(job.lengths),
+            computed_tokens=sum(job.lengths) + (job.state_tokens if self.read_state else 0),
+            state_tokens=job.state_tokens,
+            state_cached=not self.read_state,
+            questions=job.questions,
+        )
+        return FakeDecided(answers, usage, failed)
+
+
+class FakeEngine(Decides[FakePrepared, FakeDecided]):
     """Answers come from a hash of state and question, so they do not depend on company or order."""
 
-    def __init__(self, options: FakeOptions) -> None:
+    def __init__(
+        self, options: FakeOptions, pass_tokens: int = sys.maxsize, pass_questions: int = sys.maxsize
+    ) -> None:
         self._options = options
         self._cache: OrderedDict[str, None] = OrderedDict()
         self._suspended = False
+        self._pass_tokens, self._pass_questions = pass_tokens, pass_questions
         self.info = ModelInfo(
             name=options.name, identity=f"fake {options.name}", attention_mode="fake", validated_length=32_768,
             max_length=options.max_length, dtype="float64", device="cpu",
         )  # fmt: skip
 
     @classmethod
-    def load(cls, model: str) -> Self:
-        """Parse the model string.
+    def load(cls, model: str, *, pass_tokens: int = sys.maxsize, pass_questions: int = sys.maxsize) -> Self:
+        """Parse the model string; a pass holds no more than the given tokens and questions.
 
         Raises:
             InvalidCheckpoint: an unknown option, or as `load_error` asks.
@@ -121,7 +154,7 @@ class FakeEngine:
             raise InvalidCheckpoint("the fake checkpoint is broken, as asked")
         if options.load_error:
             raise OSError("the fake checkpoint cannot be read, as asked")
-        return cls(options)
+        return cls(options, pass_tokens, pass_questions)
 
     def cached_state_keys(self) -> frozenset[str]:
         """States that the next pass need not read again."""
@@ -142,14 +175,15 @@ class FakeEngine:
             MaxTokensExceeded: `field` names the question.
         """
         text = to_json(state)
-        state_tokens, total = estimate_tokens(text), 0
+        state_tokens, lengths = estimate_tokens(text), list[int]()
         time.sleep(state_tokens / 1000 * self._options.prepare_ms / 1000)
         limit = min(max_tokens or self._options.max_length, self._options.max_length)
         asked, refused = dict(questions), dict[str, D3ServeError]()
         for name, question in questions.items():
-            length = state_tokens + estimate_tokens(question.model_dump_json())
+            own = estimate_tokens(question.model_dump_json())
+            length = state_tokens + own
             if length <= limit:
-                total += length
+                lengths.append(own)
                 continue
             refused[name] = MaxTokensExceeded(
                 f"question {name!r} needs {length} tokens, {limit} are allowed", field=f"questions.{name}"
@@ -158,45 +192,63 @@ class FakeEngine:
             if not partial or not asked:
                 raise next(iter(refused.values()))
         key = hashlib.sha256(f"{salt}\0{text}".encode()).hexdigest()
-        return FakePrepared(key, state_tokens, total, text, asked, refused)
+        return FakePrepared(key, state_tokens, tuple(lengths), text, asked, refused)
 
     @property
     def beside_tokens(self) -> int:
-        """Tokens that a call of `decide` from `at_yield` may have."""
+        """Tokens that may be decided between the steps of a long pass."""
         return self._options.beside_tokens if self._options.yield_ms else 0
 
-    def decide(
-        self, jobs: Sequence[FakePrepared], *, at_yield: Callable[[float], None] | None = None
-    ) -> list[FakeDecided]:
-        """Sleep as long as a pass would take, then answer.
+    def decisions(
+        self, jobs: Sequence[FakePrepared], watch: Watch = NOBODY
+    ) -> Iterator[list[Decision[FakeDecided]]]:
+        """Sleep as long as each pass would take, then answer."""
+        findings = [Findings(job) for job in jobs]
+        tokens = min(self._pass_tokens, self.beside_tokens) if self._suspended else self._pass_tokens
+        bounds = Bounds(sys.maxsize, sys.maxsize, tokens, self._pass_questions)
+        packer = Packer(jobs, bounds, self._cache.__contains__)
+        faults = bool(self._options.faults)
+        return decide_by_passes(
+            packer, partial(self._run_pass, findings), lambda job: findings[job].decided(faults=faults), watch
+        )
 
-        Raises:
-            OutOfDeviceMemory: one job is too large for what runs beside a long pass.
-        """
-        for job in jobs:
-            if self._suspended and job.state_tokens > self.beside_tokens:
+    def _run_pass(
+        self, findings: Sequence[Findings], asked: Sequence[Asked], tell: Tell
+    ) -> tuple[int, Exception | None]:
+        """Sleep through a pass; a job too large for what runs beside a long one is not held."""
+        held, in_pass = 0, [findings[job] for job in jobs_of(asked)]
+        try:
+            for each in asked:
+                if self._suspended and each.cost.state_tokens > self.beside_tokens:
+                    break
+                held += 1
+            if not held:
                 raise OutOfDeviceMemory(
                     f"the job has more than the {self.beside_tokens} tokens left beside it"
                 )
-            if self._options.faults:
-                _misbehave(job.state)
-        fresh = {job.state_key: job.state_tokens for job in jobs if job.state_key not in self._cache}
-        began = time.time()
-        questions = sum(job.questions for job in jobs)
-        spent_ms = len(fresh) * self._options.state_ms + sum(fresh.values()) / 1000 * self._options.ktoken_ms
-        self._work((spent_ms + questions * self._options.question_ms) / 1000, at_yield)
-        self._trace(jobs, list(fresh), began)
-        unread, decided = set(fresh), []
-        for job in jobs:
-            decided.append(
-                _answer(job, cached=job.state_key not in unread, faults=bool(self._options.faults))
-            )
-            unread.discard(job.state_key)
-            self._remember(job.state_key)
-        return decided
+            self._pass(in_pass, asked[:held], tell)
+        except DeviceError:
+            raise
+        except Exception as error:  # of a job, as faults=1 asks
+            return held, error
+        return held, None
 
-    def _work(self, seconds: float, at_yield: Callable[[float], None] | None) -> None:
-        if at_yield is None or not self._options.yield_ms:
+    def _pass(self, in_pass: Sequence[Findings], asked: Sequence[Asked], tell: Tell) -> None:
+        if self._options.faults:
+            for each in in_pass:
+                _misbehave(each.job.state)
+        states = {each.job.state_key: each.job.state_tokens for each in in_pass}
+        fresh = {key: tokens for key, tokens in states.items() if key not in self._cache}
+        began = time.time()
+        spent_ms = len(fresh) * self._options.state_ms + sum(fresh.values()) / 1000 * self._options.ktoken_ms
+        self._work((spent_ms + len(asked) * self._options.question_ms) / 1000, tell)
+        self._trace(states, list(fresh), began)
+        for each in in_pass:
+            each.read_state |= fresh.pop(each.job.state_key, None) is not None
+            self._remember(each.job.state_key)
+
+    def _work(self, seconds: float, tell: Tell) -> None:
+        if self._suspended or not self._options.yield_ms:
             time.sleep(seconds)
             return
         done, self._suspended = 0.0, True
@@ -205,7 +257,7 @@ class FakeEngine:
                 step = min(self._options.yield_ms / 1000, seconds - done)
                 time.sleep(step)
                 done += step
-                at_yield(done / seconds)
+                tell(done / seconds)
         finally:
             self._suspended = False
 
@@ -215,11 +267,16 @@ class FakeEngine:
         while len(self._cache) > self._options.cache:
             self._cache.popitem(last=False)
 
-    def _trace(self, jobs: Sequence[FakePrepared], fresh: list[str], began: float) -> None:
+    def _trace(self, states: Iterable[str], fresh: list[str], began: float) -> None:
         if not self._options.trace:
             return
-        states = sorted({job.state_key for job in jobs})
-        line = {"pid": os.getpid(), "began": began, "ended": time.time(), "states": states, "fresh": fresh}
+        line = {
+            "pid": os.getpid(),
+            "began": began,
+            "ended": time.time(),
+            "states": sorted(states),
+            "fresh": fresh,
+        }
         with Path(self._options.trace).open("a") as trace:
             trace.write(json.dumps(line) + "\n")
 
@@ -238,26 +295,6 @@ def _misbehave(state: str) -> None:
         if fault == "crash":
             raise RuntimeError(state)
         time.sleep(float(seconds))
-
-
-def _answer(job: FakePrepared, *, cached: bool, faults: bool) -> FakeDecided:
-    answers, failed = dict[str, Answer](), dict[str, D3ServeError]()
-    for name, question in job.asked.items():
-        if faults and "fake:nan" in job.state + question.model_dump_json():
-            failed[name] = InvalidModelOutput(
-                f"the readout of question {name!r} holds NaN", field=f"questions.{name}"
-            )
-        else:
-            answers[name] = question.answer(_weights(f"{job.state}\0{name}", len(question.options())))
-    questions_only = job.input_tokens - job.questions * job.state_tokens
-    usage = Usage(
-        input_tokens=job.input_tokens,
-        computed_tokens=questions_only + (0 if cached else job.state_tokens),
-        state_tokens=job.state_tokens,
-        state_cached=cached,
-        questions=job.questions,
-    )
-    return FakeDecided(answers, usage, failed)
 
 
 def _weights(seed: str, count: int) -> list[float]:

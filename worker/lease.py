@@ -21,7 +21,7 @@ class LeaseKeeper:
     def __init__(self, store: TurnStore, lease: str) -> None:
         self.lost = False
         self._store = store
-        self._lease = lease
+        self.lease = lease
         self._every_s = store.lease_s / 4
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="d3serve-lease", daemon=True)
@@ -39,9 +39,9 @@ class LeaseKeeper:
     def _renew(self) -> None:
         while not self._stop.wait(self._every_s):
             try:
-                self.lost = not self._store.renew(self._lease)
+                self.lost = not self._store.renew(self.lease)
             except StorageUnavailable:
                 continue
             if self.lost:
-                log.warning("lease.lost", lease=self._lease)
+                log.warning("lease.lost", lease=self.lease)
                 return

@@ -2,9 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,10 +27,10 @@ from d3serve.store.records import Stage
 from d3serve.store.turns import ClaimedJob, FreeMode, Turn, TurnStore
 from d3serve.wake.celery_app import TURN_LIMIT_S, WakeSender
 from d3serve.worker.engines import Decided, Engine, Prepared
-from d3serve.worker.grouping import joined, plan_batches, question_tokens, spans
 from d3serve.worker.lease import LeaseKeeper
 from d3serve.worker.stopping import Grace
-from d3serve.worker.yields import LOOK_EVERY_S, NobodyWaits, OutOfTime, PassEnded, Yields
+from d3serve.worker.watch import PassWatch
+from d3serve.worker.yields import LOOK_EVERY_S, OutOfTime, PassEnded, Yields
 
 LONG_TEXT = 50_000  # characters: from here on to tokenize takes 20 ms and more
 MAX_ROUNDS = 8  # late joiners may extend a turn so often; then other states have their chance
@@ -182,7 +181,7 @@ class TurnRunner:
         prepared = self._engine.prepare(
             state, decode_questions(job.questions), salt=job.tenant, max_tokens=longest, partial=job.partial
         )
-        work, tokens = Work(job, prepared), prepared.state_tokens + question_tokens(prepared)
+        tokens = prepared.tokens
         most = settings.max_job_tokens_interactive if interactive else settings.max_job_tokens_offline
         if tokens > most:
             raise MaxTokensExceeded(
@@ -190,90 +189,48 @@ class TurnRunner:
                 field="questions",
                 details={"tokens": tokens, "limit": most},
             )
-        return work
+        return Work(job, prepared)
 
     # --- deciding ----------------------------------------------------------------------------------
 
     def _decide_all(self, turn: Turn, works: Sequence[Work], keeper: LeaseKeeper, report: TurnReport) -> None:
-        for chosen in self._passes(works):
-            wanted = self._store.progress(turn.lease, "deciding", [work.job.id for work in chosen])
-            if keeper.lost:
-                return
-            if not self.grace.fits():
-                raise OutOfTime
-            live = [work for work in chosen if work.job.id in wanted]
-            with suppress(NobodyWaits):
-                if len(live) == 1:
-                    self._decide_alone(turn, live[0], keeper, report)
-                elif live:
-                    self._decide(turn, live, keeper, report)
-
-    def _passes(self, works: Sequence[Work]) -> Iterator[Sequence[Work]]:
-        """Yield the turn's passes, those that let no other pass first: who waits there would wait longest."""
+        """Decide a turn's jobs, those that let no other pass first: who waits there would wait longest."""
         lets_pass = {True: list[Work](), False: list[Work]()}
         for work in works:
             lets_pass[self._lets_pass(work)].append(work)
-        for chosen in (lets_pass[False], lets_pass[True]):
-            yield from plan_batches(
-                chosen,
-                frozenset(self._engine.cached_state_keys()),
-                max_tokens=self._most_tokens,
-                max_questions=self._store.max_batch_questions,
-            )
+        for passed, chosen in ((False, lets_pass[False]), (True, lets_pass[True])):
+            if chosen and not keeper.lost:
+                self._decide(turn, chosen, keeper, report, lets_pass=passed)
 
-    @property
-    def _most_tokens(self) -> int:
-        most = self._settings.max_batch_tokens
-        return min(most, self._engine.beside_tokens) if self._suspended else most
+    def _decide(
+        self, turn: Turn, works: Sequence[Work], keeper: LeaseKeeper, report: TurnReport, *, lets_pass: bool
+    ) -> None:
+        """Decide jobs in as many passes as the engine needs, and end each job as soon as it can be."""
 
-    def _decide(self, turn: Turn, works: Sequence[Work], keeper: LeaseKeeper, report: TurnReport) -> None:
-        """Decide one batch; where it fails, halve it until the job at fault is alone, and fail only that."""
-        try:
-            decided, spent_s = self._read(turn, works, [work.prepared for work in works], keeper, report)
-        except (DeviceError, PassEnded):
-            raise
-        except Exception as error:
-            log.warning("batch.halved", jobs=len(works), error=type(error).__name__)
-            middle = len(works) // 2
-            for half in (works[:middle], works[middle:]):
-                if len(half) == 1:
-                    self._decide_alone(turn, half[0], keeper, report)
+        def let_pass(ids: Sequence[str]) -> bool:
+            return self._let_short_work_pass(turn, "deciding", ids, report)
+
+        watch = PassWatch(
+            self._store,
+            keeper,
+            self.grace,
+            [work.job.id for work in works],
+            between=lambda: self._let_others_pass(turn, report),
+            let_pass=let_pass if lets_pass else None,
+        )
+        for finished in self._engine.decisions([work.prepared for work in works], watch):
+            for number, found, seconds in finished:
+                if not isinstance(found, Exception):
+                    self._finish(turn, works[number], found, seconds, report)
+                elif self._suspended and isinstance(found, OutOfDeviceMemory):
+                    log.info("job.too_large_beside", job_id=works[number].job.id)
                 else:
-                    self._decide(turn, half, keeper, report)
-            return
-        for work, answer in zip(works, decided, strict=True):
-            self._finish(turn, work, answer, spent_s, report)
+                    self._fail(turn, works[number].job, found)
 
-    def _decide_alone(self, turn: Turn, work: Work, keeper: LeaseKeeper, report: TurnReport) -> None:
-        """Answer one job; one that is larger than a batch in several, between which others have their turn."""
-        batches = work.prepared.batches(self._most_tokens, self._store.max_batch_questions)
-        parts: list[Decided] = []
-        spent_s = 0.0
-        for batch, span in zip(batches, spans(batches), strict=True):
-            if parts and not self._goes_on_after_others(turn, work, keeper, report):
-                return
-            try:
-                decided, part_s = self._read(turn, [work], [batch], keeper, report, span)
-            except (DeviceError, PassEnded):
-                raise
-            except Exception as error:
-                if self._suspended and isinstance(error, OutOfDeviceMemory):
-                    log.info("job.too_large_beside", job_id=work.job.id)
-                else:
-                    self._fail(turn, work.job, error)
-                return
-            parts += decided
-            spent_s += part_s
-        self._finish(turn, work, joined(parts), spent_s, report)
-
-    def _goes_on_after_others(self, turn: Turn, work: Work, keeper: LeaseKeeper, report: TurnReport) -> bool:
-        """Let interactive work that waits pass by, if it fits a turn; whether this job is still wanted then."""
-        if not self.grace.fits():
-            raise OutOfTime
+    def _let_others_pass(self, turn: Turn, report: TurnReport) -> None:
+        """Between two passes of a large job, let interactive work that waits have its turn, if it fits one."""
         if not self._waiting and not self.grace.stopping and time.monotonic() < self._yields_until:
             self._run_beside(turn, report, None)
-        wanted = self._store.progress(turn.lease, "deciding", [work.job.id])
-        return work.job.id in wanted and not keeper.lost
 
     def _run_beside(self, turn: Turn, report: TurnReport, max_tokens: int | None) -> bool:
         """Let a turn pass that takes no more than so many tokens; whether there was one."""
@@ -285,40 +242,6 @@ class TurnRunner:
             self._waiting = before
         return bool(other.jobs)
 
-    # --- between the steps of a pass ---------------------------------------------------------------
-
-    def _read(
-        self,
-        turn: Turn,
-        works: Sequence[Work],
-        jobs: Sequence[Prepared],
-        keeper: LeaseKeeper,
-        report: TurnReport,
-        span: tuple[float, float] = (0.0, 1.0),
-    ) -> tuple[Sequence[Decided], float]:
-        """Decide one batch, `span` of its jobs' work: what was done before, and its own share.
-
-        Answers what it decided, and the seconds that were its own.
-        """
-        began = time.perf_counter()
-        if self._suspended:  # a short pass is over before anybody could pass by
-            return self._engine.decide(jobs), time.perf_counter() - began
-        ids = {work.job.id for work in works}
-
-        def wanted() -> bool:
-            return not keeper.lost and not ids.isdisjoint(self._store.held(turn.lease))
-
-        def let_pass() -> bool:
-            return self._let_short_work_pass(turn, "deciding", sorted(ids), report)
-
-        def tell(share: float, eta_s: float) -> None:
-            self._store.note_share(turn.lease, sorted(ids), share, eta_s)
-
-        lets_pass = let_pass if all(map(self._lets_pass, works)) else None
-        yields = Yields(wanted, lets_pass, tell, self.grace.fits, span)
-        decided = self._engine.decide(jobs, at_yield=yields)
-        return decided, time.perf_counter() - began - yields.others_s
-
     def _lets_pass(self, work: Work) -> bool:
         """Whether short work may pass while this job is decided: while a long or an offline one is.
 
@@ -326,8 +249,7 @@ class TurnRunner:
         for a pass of such jobs, since a turn's tokens bound it.
         """
         offline = work.job.asked_lane == "offline"
-        tokens = work.prepared.state_tokens + question_tokens(work.prepared)
-        return self._serves_short_work and (offline or tokens > self._engine.beside_tokens)
+        return self._serves_short_work and (offline or work.prepared.tokens > self._engine.beside_tokens)
 
     @property
     def _serves_short_work(self) -> bool:
@@ -365,7 +287,7 @@ class TurnRunner:
         accepted = self._store.succeed(turn.lease, work.job.id, response, spent_s * 1000, info.identity)
         self._log(work.job, "succeeded" if accepted else "refused", work.prepared, decided.usage)
         report.jobs += 1
-        report.work_tokens += work.prepared.state_tokens + question_tokens(work.prepared)
+        report.work_tokens += work.prepared.tokens
 
     def _fail(self, turn: Turn, job: ClaimedJob, error: Exception) -> None:
         if not isinstance(error, D3ServeError):

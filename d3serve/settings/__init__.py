@@ -172,7 +172,7 @@ class Settings(BaseSettings):
 
     # the turn
     max_batch_tokens: int = Field(
-        default=16_384, ge=16, description="Token budget of a turn, and of each batch of it."
+        default=16_384, ge=16, description="Token budget of a turn, and of each of its passes."
     )
     state_cache_bytes: int | None = Field(
         default=None,

@@ -86,7 +86,7 @@ class TurnStore:
     """
 
     lease_s = 60.0  # a claim not renewed for so long goes back to the queue
-    max_batch_questions = 512  # of a turn and of each batch of it; the token budget ends most before
+    max_batch_questions = 512  # of a turn and of each of its passes; the token budget ends most before
 
     def __init__(
         self, client: RedisClient, settings: Settings, worker: str, glancing: RedisClient | None = None

@@ -9,9 +9,9 @@ import torch
 
 from d3serve.errors import OutOfDeviceMemory
 from d3serve.model.backbone import Pools
-from d3serve.model.engine import DecisionEngine
 from d3serve.model.host_tier import HostTier
-from d3serve.model.passes import Batch, PinnedPass, PreparedJob
+from d3serve.model.packing import Bounds, Packer
+from d3serve.model.passes import Findings, PinnedPass, Placing, PreparedJob, note
 from d3serve.model.state_cache import StateCache
 from d3serve.schemas.questions import NoulQuestion
 
@@ -36,9 +36,10 @@ class Device:
         self.cache = StateCache(rows=self.rows, slots=self.slots, row_bytes=1, slot_bytes=1, tier=tier)
         self.pass_rows = chance.randint(10, self.rows)
         self.pass_states = chance.randint(1, self.slots)
+        self.pass_tokens, self.pass_questions = chance.randint(1, 2 * self.rows), chance.randint(1, 20)
 
     def run(self, filled, scratch) -> None:
-        for entry in filled.fresh:
+        for entry in filled.fresh.values():
             for part in self.parts(entry.start, entry.length, entry.slot):
                 part.fill_(float(entry.key))
         for pool in (self.pools.k, self.pools.v):
@@ -46,7 +47,7 @@ class Device:
         for asked, rows in zip(filled.asked, filled.rows, strict=True):
             if rows.state is not None:
                 parts = self.parts(rows.state.start, rows.state.length, rows.state.slot)
-                assert all((part == float(asked.state_key)).all() for part in parts)
+                assert all((part == float(asked.cost.state_key)).all() for part in parts)
 
     def parts(self, start, length, slot):
         rows = slice(start, start + length)
@@ -58,18 +59,25 @@ class Device:
         )
 
     def decide(self, jobs, fails) -> None:
-        batch = Batch(jobs, self.cache, pass_rows=self.pass_rows, pass_states=self.pass_states)
-        for filled in DecisionEngine._passes(self, batch):
+        findings = [Findings(job) for job in jobs]
+        bounds = Bounds(self.pass_rows, self.pass_states, self.pass_tokens, self.pass_questions)
+        packer = Packer(jobs, bounds, self.cache.holds)
+        while choice := packer.choose():
+            filled = Placing(jobs, self.cache, self.pass_rows).place(choice.asked)
+            assert choice.asked[: len(filled.asked)] == filled.asked
+            packer.give_back(choice.asked[len(filled.asked) :])
             assert filled.tokens <= self.pass_rows
             assert len(filled.pinned) <= self.pass_states
+            assert len(filled.asked) <= self.pass_questions
             with PinnedPass(filled, self.cache) as held:
                 self.run(filled, held.scratch)
                 if fails:
                     raise ZeroDivisionError
             for asked in filled.asked:
-                assert asked.index not in asked.findings.probabilities
-                asked.findings.probabilities[asked.index] = []
-        assert all(len(each.probabilities) == each.job.questions for each in batch.findings)
+                assert asked.question not in findings[asked.job].probabilities
+            note(filled, [[]] * len(filled.asked), findings)
+            packer.succeeded(filled.asked)
+        assert all(len(each.probabilities) == each.job.questions for each in findings)
 
     def check(self) -> None:
         entries = list(self.cache._entries.values())

@@ -38,13 +38,12 @@ def forget_all(engine):
 
 
 def test_the_share_done_grows_to_one_over_several_passes(roomy):
-    job = roomy.prepare(LONG, ASKED)
-    other = roomy.prepare(LONG + "again", ASKED)
+    job = roomy.prepare(LONG, ASKED | {f"late {n}": ASKED["q0"] for n in range(60)})
     roomy.pass_rows = (
-        max(job.input_tokens, other.input_tokens) - job.state_tokens
-    )  # each has a pass of its own
+        job.state_tokens + len(job.blocks[0]) * 40
+    )  # the questions take two passes, both of them long
     shares = []
-    roomy.decide([job, other], at_yield=shares.append)
+    roomy.decide([job], at_yield=shares.append)
     assert shares == sorted(shares)
     assert 0 < shares[0] < 0.1
     assert shares[-1] == pytest.approx(1)

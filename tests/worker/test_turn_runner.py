@@ -69,9 +69,9 @@ class Engine(FakeEngine):
 
     before = staticmethod(lambda: None)
 
-    def decide(self, jobs, *, at_yield=None):
+    def _pass(self, in_pass, asked, tell):
         self.before()
-        return super().decide(jobs, at_yield=at_yield)
+        super()._pass(in_pass, asked, tell)
 
 
 def asked(count, **instructions):
@@ -82,18 +82,36 @@ def asked(count, **instructions):
 
 
 def run(store, before=lambda: None, **changes):
-    engine = Engine.load("fake:?faults=1")
-    engine.before = before
+    return runner(store, before, **changes).run()
+
+
+def runner(store, before=lambda: None, **changes):
     for constant in ("max_batch_questions", "lease_s"):
         setattr(store, constant, changes.pop(constant, getattr(store, constant)))
     settings = Settings().model_copy(update=changes)
-    return TurnRunner(store, engine, settings, lambda _lane: None).run()
+    engine = Engine.load("fake:?faults=1", pass_questions=store.max_batch_questions)
+    engine.before = before
+    return TurnRunner(store, engine, settings, lambda _lane: None)
 
 
 def test_a_job_that_is_unwanted_by_the_time_of_its_pass_is_not_decided():
     store = Store("a", "b", "c")
     run(store, lambda: store.unwanted.add("b"))
     assert (store.committed, store.freed) == (["a", "c"], ["back"])
+
+
+def test_jobs_are_committed_as_their_passes_end():
+    store, seen = Store("a", "b", "c"), []
+    run(store, lambda: seen.append(list(store.committed)))
+    assert seen == [[], ["a"], ["a", "b"]]
+
+
+def test_a_job_that_breaks_its_pass_fails_alone_and_its_neighbours_share_passes():
+    store, passes = Store("a", "b", "c", "d"), []
+    store.claimed[1] = dataclasses.replace(job("b"), state="=fake:crash")
+    run(store, lambda: passes.append(1), max_batch_questions=100)
+    assert (store.committed, list(store.failures)) == (["a", "c", "d"], ["b"])
+    assert len(passes) == 5, "all, the first half, each of it alone, the second half"
 
 
 def test_a_turn_stops_at_the_next_pass_once_its_lease_is_lost():
@@ -150,10 +168,10 @@ def test_after_a_turn_that_redis_broke_off_large_jobs_let_others_pass_as_before(
         return set(names)
 
     store.progress = progress
-    runner = TurnRunner(store, Engine.load("fake:?faults=1"), Settings(), lambda _lane: None)
+    turns = runner(store)
     with pytest.raises(StorageUnavailable):
-        runner.run()
-    runner.run()
+        turns.run()
+    turns.run()
     assert store.committed == ["small", "large"]
     assert store.freed == ["beside back", "back", "beside back", "back"]
 
