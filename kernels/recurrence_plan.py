@@ -7,9 +7,11 @@ can be padded to fixed sizes with empty entries, so that one captured CUDA graph
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from d3serve.kernels.segments import Segment
 
@@ -84,142 +86,164 @@ def plan_recurrence(
         ValueError: an empty segment, a slot filled twice or read and filled by one segment, a follower of a
             follower, or a pass that does not fit `sizes`.
     """
-    roots, followers, parents = _phases(segments)
-    tiles = [row for segment in segments for row in _tiles(segment, parents.get(segment.initial_slot))]
-    chunks = [(start, rows) for s in (*roots, *followers) for start, rows in _cut(s.start, s.length, CHUNK)]
-    steps, pieces = _steps(roots, followers, step_chunks if sizes is None else max(1, len(chunks)))
+    rows = _Rows.of(segments)
+    needed = rows.sizes
+    steps, pieces = _steps(rows, step_chunks if sizes is None else max(1, needed.chunks))
     if sizes is not None:
-        steps, pieces = _pad(tiles, chunks, steps, pieces, sizes)
-    flat = [number for rows in (tiles, chunks, pieces) for row in rows for number in row]
-    table = torch.tensor(flat, dtype=torch.int32)
+        steps, pieces = _pad(pieces, needed, sizes)
+    held = needed if sizes is None else sizes
+    tile_end = held.tiles * TILE_COLUMNS
+    chunk_end = tile_end + held.chunks * CHUNK_COLUMNS
+    flat = np.empty(chunk_end + len(pieces) * PIECE_COLUMNS, dtype=np.int32)
+    _write_tiles(flat[:tile_end].reshape(-1, TILE_COLUMNS), rows)
+    _write_chunks(flat[tile_end:chunk_end].reshape(-1, CHUNK_COLUMNS), rows)
+    flat[chunk_end:].reshape(-1, PIECE_COLUMNS)[:] = pieces
+    table = torch.from_numpy(flat)
     if torch.device(device).type == "cuda":
         table = table.pin_memory()
     table = table.to(device, non_blocking=True)
-    tile_end = len(tiles) * TILE_COLUMNS
-    chunk_end = tile_end + len(chunks) * CHUNK_COLUMNS
     return RecurrencePlan(
         table=table,
         tiles=table[:tile_end].view(-1, TILE_COLUMNS),
         chunks=table[tile_end:chunk_end].view(-1, CHUNK_COLUMNS),
         pieces=table[chunk_end:].view(-1, PIECE_COLUMNS),
-        steps=tuple(steps),
+        steps=steps,
     )
 
 
 def recurrence_sizes(segments: Sequence[Segment]) -> RecurrenceSizes:
-    """Count the table entries that a pass needs, without building them.
-
-    Raises:
-        ValueError: as `plan_recurrence`.
-    """
-    roots, followers, _ = _phases(segments)
+    """Count the table entries that a pass needs, without building or checking them."""
+    filled = {segment.final_slot for segment in segments} - {NOWHERE}
+    followers = sum(segment.initial_slot in filled for segment in segments)
     return RecurrenceSizes(
-        tiles=sum(-(-s.length // TILE) for s in segments),
-        chunks=sum(-(-s.length // CHUNK) for s in segments),
-        roots=len(roots),
-        followers=len(followers),
+        tiles=sum(-(-segment.length // TILE) for segment in segments),
+        chunks=sum(-(-segment.length // CHUNK) for segment in segments),
+        roots=len(segments) - followers,
+        followers=followers,
     )
 
 
-def _phases(segments: Sequence[Segment]) -> tuple[list[Segment], list[Segment], dict[int, Segment]]:
-    """Split the segments into those that can run at once and those that wait for a slot of this pass."""
-    parents: dict[int, Segment] = {}
-    for segment in segments:
-        if segment.length < 1:
+Numbers = NDArray[np.int64]
+
+
+class _Rows(NamedTuple):
+    """The segments as columns, and which of them can run at once and which wait for a slot of this pass."""
+
+    start: Numbers
+    length: Numbers
+    initial: Numbers
+    final: Numbers
+    parent: Numbers  # the segment that fills a follower's slot; -1: none does
+    order: Numbers  # the roots, then the followers
+    roots: int
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment]) -> Self:
+        columns = np.array(
+            [(s.start, s.length, s.initial_slot, s.final_slot) for s in segments], dtype=np.int64
+        )
+        start, length, initial, final = columns.reshape(-1, 4).T
+        fills = {slot: at for at, slot in enumerate(final.tolist()) if slot != NOWHERE}
+        parent = np.array([fills.get(slot, -1) for slot in initial.tolist()], dtype=np.int64)
+        order = np.argsort(parent >= 0, kind="stable")
+        rows = cls(start, length, initial, final, parent, order, int((parent < 0).sum()))
+        rows._check(len(fills))
+        return rows
+
+    @property
+    def sizes(self) -> RecurrenceSizes:
+        tiles, chunks = (int((-(-self.length // size)).sum()) for size in (TILE, CHUNK))
+        return RecurrenceSizes(tiles, chunks, self.roots, len(self.order) - self.roots)
+
+    def _check(self, filled: int) -> None:
+        fills = self.final != NOWHERE
+        if (self.length < 1).any():
+            at = int(np.argmin(self.length))
             raise ValueError(
-                f"a segment needs at least one row, got length {segment.length} at row {segment.start}"
+                f"a segment needs at least one row, got length {self.length[at]} at row {self.start[at]}"
             )
-        if segment.final_slot == NOWHERE:
-            continue
-        if segment.final_slot in parents:
-            raise ValueError(f"two segments fill slot {segment.final_slot}")
-        if segment.final_slot == segment.initial_slot:
-            raise ValueError(f"a segment both reads and fills slot {segment.final_slot}")
-        parents[segment.final_slot] = segment
-    roots = [s for s in segments if s.initial_slot not in parents]
-    followers = [s for s in segments if s.initial_slot in parents]
-    for segment in followers:
-        parent = parents[segment.initial_slot]
-        if parent.initial_slot in parents:
-            raise ValueError(
-                f"slot {segment.initial_slot} is filled by a segment that itself waits for another"
-            )
-    return roots, followers, parents
+        if fills.sum() > filled:
+            slots, counts = np.unique(self.final[fills], return_counts=True)
+            raise ValueError(f"two segments fill slot {slots[counts > 1][0]}")
+        if (both := fills & (self.final == self.initial)).any():
+            raise ValueError(f"a segment both reads and fills slot {self.final[both][0]}")
+        followers = self.order[self.roots :]
+        if (waits := self.parent[self.parent[followers]] >= 0).any():
+            slot = self.initial[followers][waits][0]
+            raise ValueError(f"slot {slot} is filled by a segment that itself waits for another")
 
 
-def _cut(start: int, length: int, size: int) -> list[tuple[int, int]]:
-    """(first row, rows) of the runs of `size` rows that cover `[start, start + length)`."""
-    return [(start + done, min(size, length - done)) for done in range(0, length, size)]
+def _cut(lengths: Numbers, size: int) -> tuple[Numbers, Numbers, Numbers]:
+    """Runs of `size` rows that cover each length: which length, the run's first row inside it, its rows."""
+    counts = -(-lengths // size)
+    segment = np.repeat(np.arange(len(lengths)), counts)
+    inside = (np.arange(len(segment)) - (np.cumsum(counts) - counts)[segment]) * size
+    return segment, inside, np.minimum(size, lengths[segment] - inside)
 
 
-def _tiles(segment: Segment, parent: Segment | None) -> list[tuple[int, ...]]:
-    """List the convolution tiles of one segment; a follower's first tile looks back into its root."""
-    runs = _cut(segment.start, segment.length, TILE)
-    if parent is None:
-        previous_row, previous_rows, slot = segment.start, 0, segment.initial_slot
-    else:
-        previous_row = parent.start + parent.length
-        previous_rows, slot = min(parent.length, TILE), parent.initial_slot
-    rows = []
-    for row, count in runs:
-        is_last = row + count == segment.start + segment.length
-        final_slot = segment.final_slot if is_last else NOWHERE
-        rows.append((row, count, previous_row, previous_rows, slot, final_slot))
-        previous_row, previous_rows, slot = row + count, TILE, NOWHERE
-    return rows
+def _write_tiles(table: NDArray[np.int32], rows: _Rows) -> None:
+    """List the convolution tiles of the segments; a follower's first tile looks back into its root."""
+    segment, inside, count = _cut(rows.length, TILE)
+    row, at = rows.start[segment] + inside, slice(len(segment))
+    table[len(segment) :] = _EMPTY_TILE
+    table[at, 0], table[at, 1], table[at, 2], table[at, 3], table[at, 4] = row, count, row, TILE, NOWHERE
+    table[at, 5] = np.where(inside + count == rows.length[segment], rows.final[segment], NOWHERE)
+    first = np.flatnonzero(inside == 0)  # of each segment
+    table[first, 3], table[first, 4] = 0, rows.initial
+    if len(followers := rows.order[rows.roots :]):
+        first, root = first[followers], rows.parent[followers]
+        table[first, 2] = rows.start[root] + rows.length[root]
+        table[first, 3] = np.minimum(rows.length[root], TILE)
+        table[first, 4] = rows.initial[root]
 
 
-def _steps(
-    roots: list[Segment], followers: list[Segment], step_chunks: int
-) -> tuple[list[Step], list[tuple[int, ...]]]:
-    """Deal the chunks, roots first, into steps of at most `step_chunks`; a step's end may cut a segment."""
-    steps: list[Step] = []
-    pieces: list[tuple[int, ...]] = []
-    counts = [0, 0]  # pieces of each phase in the step under way
-    used = first_chunk = 0
+def _write_chunks(table: NDArray[np.int32], rows: _Rows) -> None:
+    """List the chunks, those of roots first."""
+    segment, inside, count = _cut(rows.length[rows.order], CHUNK)
+    table[len(segment) :] = _EMPTY_CHUNK
+    table[: len(segment), 0] = rows.start[rows.order][segment] + inside
+    table[: len(segment), 1] = count
 
-    def close() -> None:
-        nonlocal used, first_chunk, counts
-        start = len(pieces) - sum(counts)
-        steps.append(Step(first_chunk, used, ((start, counts[0]), (start + counts[0], counts[1]))))
-        first_chunk, used, counts = first_chunk + used, 0, [0, 0]
 
-    for phase, group in enumerate((roots, followers)):
-        for segment in group:
-            row, left, initial = segment.start, segment.length, segment.initial_slot
-            while left:
-                if used == step_chunks:
-                    close()
-                rows = min(left, (step_chunks - used) * CHUNK)
-                carry = NOWHERE - 1 - len(steps) % 2  # two in turn: one is read while the other is written
-                final = segment.final_slot if rows == left else carry
-                pieces.append((row, rows, used, initial, final))
-                counts[phase] += 1
-                used += -(-rows // CHUNK)
-                row, left, initial = row + rows, left - rows, carry
-    close()
-    return steps, pieces
+def _steps(rows: _Rows, step_chunks: int) -> tuple[tuple[Step, ...], Numbers]:
+    """Deal the chunks, roots first, into steps of `step_chunks`; a step's end may cut a segment into pieces."""
+    order, length = rows.order, rows.length[rows.order]
+    chunks = -(-length // CHUNK)
+    end = np.cumsum(chunks)
+    begin, total = end - chunks, int(chunks.sum())
+    counts = (end - 1) // step_chunks - begin // step_chunks + 1
+    of = np.repeat(np.arange(len(order)), counts)
+    nth = np.arange(len(of)) - (np.cumsum(counts) - counts)[of]
+    step = begin[of] // step_chunks + nth
+    first, last = np.maximum(begin[of], step * step_chunks), np.minimum(end[of], (step + 1) * step_chunks)
+    done = (first - begin[of]) * CHUNK
+    carry = NOWHERE - 1 - step % 2  # two in turn: one is read while the other is written
+    pieces = np.empty((len(of), PIECE_COLUMNS), dtype=np.int64)
+    pieces[:, 0] = rows.start[order][of] + done
+    pieces[:, 1] = np.minimum(length[of] - done, (last - first) * CHUNK)
+    pieces[:, 2] = first - step * step_chunks
+    pieces[:, 3] = np.where(nth == 0, rows.initial[order][of], NOWHERE - 1 - (step - 1) % 2)
+    pieces[:, 4] = np.where(last == end[of], rows.final[order][of], carry)
+    number = max(1, -(-total // step_chunks))
+    phases = np.bincount(2 * step + (of >= rows.roots), minlength=2 * number).tolist()
+    steps, at = [], 0
+    for each in range(number):
+        roots, followers = phases[2 * each : 2 * each + 2]
+        used = min(step_chunks, total - each * step_chunks)
+        steps.append(Step(each * step_chunks, used, ((at, roots), (at + roots, followers))))
+        at += roots + followers
+    return tuple(steps), pieces
 
 
 def _pad(
-    tiles: list[tuple[int, ...]],
-    chunks: list[tuple[int, ...]],
-    steps: list[Step],
-    pieces: list[tuple[int, ...]],
-    sizes: RecurrenceSizes,
-) -> tuple[list[Step], list[tuple[int, ...]]]:
-    """Fill the tables of a one-step pass up to `sizes` with entries that do and store nothing."""
-    (_, roots), (_, followers) = steps[0].phases
-    needed = RecurrenceSizes(len(tiles), len(chunks), roots, followers)
+    pieces: Numbers, needed: RecurrenceSizes, sizes: RecurrenceSizes
+) -> tuple[tuple[Step, ...], Numbers]:
+    """Fill a one-step pass up to `sizes` with pieces that do and store nothing."""
     for name, need, have in zip(RecurrenceSizes._fields, needed, sizes, strict=True):
         if need > have:
             raise ValueError(f"the pass needs {need} {name}, the bucket holds {have}")
-    tiles += [_EMPTY_TILE] * (sizes.tiles - len(tiles))
-    chunks += [_EMPTY_CHUNK] * (sizes.chunks - len(chunks))
-    padded = [
-        *pieces[:roots],
-        *[_EMPTY_PIECE] * (sizes.roots - roots),
-        *pieces[roots:],
-        *[_EMPTY_PIECE] * (sizes.followers - followers),
-    ]
-    return [Step(0, sizes.chunks, ((0, sizes.roots), (sizes.roots, sizes.followers)))], padded
+    padded = np.empty((sizes.roots + sizes.followers, PIECE_COLUMNS), dtype=np.int64)
+    padded[:] = _EMPTY_PIECE
+    padded[: needed.roots] = pieces[: needed.roots]
+    padded[sizes.roots : sizes.roots + needed.followers] = pieces[needed.roots :]
+    return (Step(0, sizes.chunks, ((0, sizes.roots), (sizes.roots, sizes.followers))),), padded
