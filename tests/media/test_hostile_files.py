@@ -49,7 +49,7 @@ def test_a_hostile_file_costs_nobody_anything(tmp_path, server):
         for name, kind, data, expected in files:
             known = decoder.begin(kind, name, lambda data=data: data)
             try:
-                known.result(timeout=100)
+                known.result(timeout=200)
                 outcome, told = READ, ""
             except InvalidMedia as error:
                 outcome, told = REFUSED, error.message

@@ -32,7 +32,7 @@ def expected(tmp_path_factory):
             (folder / kind / name).write_bytes(data)
     environ = {**os.environ, "PYTHONPATH": str(REFERENCE), "HF_HUB_OFFLINE": "1"}
     script = [sys.executable, REFERENCE / "prepare.py", folder, folder / "out.npz"]
-    subprocess.run(script, env=environ, check=True, timeout=100, capture_output=True)
+    subprocess.run(script, env=environ, check=True, capture_output=True)
     with np.load(folder / "out.npz") as found:
         return dict(found)
 
@@ -47,7 +47,7 @@ def decoder():
 @pytest.mark.parametrize(("kind", "name"), FILES)
 def test_a_file_becomes_the_rows_of_the_reference(expected, decoder, kind, name):
     data = {"image": IMAGES, "video": VIDEOS}[kind][name]
-    medium = decoder.begin(kind, name, lambda: data).result(timeout=60)
+    medium = decoder.begin(kind, name, lambda: data).result(timeout=200)
     assert medium.grid == tuple(expected[f"{name}/grid"])
     rows = patch_rows(torch.from_numpy(medium.frames)).numpy()
     assert np.array_equal(rows, expected[f"{name}/rows"])
@@ -68,7 +68,7 @@ WITH_TORCHVISION = {
 
 @pytest.mark.parametrize("name", WITH_TORCHVISION)
 def test_an_image_becomes_the_rows_that_torchvision_made_of_it(decoder, name):
-    medium = decoder.begin("image", name, lambda: IMAGES[name]).result(timeout=60)
+    medium = decoder.begin("image", name, lambda: IMAGES[name]).result(timeout=200)
     rows = patch_rows(torch.from_numpy(medium.frames)).numpy()
     assert hashlib.sha256(rows.tobytes()).hexdigest() == WITH_TORCHVISION[name]
 
