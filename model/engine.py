@@ -298,7 +298,8 @@ class DecisionEngine(Decides[PreparedJob, DecidedJob]):
         """Compile kernels and capture graphs before a client can wait for them.
 
         On a GPU: a new state and a cached one, one question and four, at every size of small pass; a pass
-        that the host launches; a state long enough for the library's dense attention. Empties the cache.
+        that the host launches; a state long enough for the library's dense attention; images and a video, where
+        the model reads them. Empties the cache.
 
         Raises:
             OutOfDeviceMemory, DeviceError: as `decide`.
@@ -309,6 +310,8 @@ class DecisionEngine(Decides[PreparedJob, DecidedJob]):
                 self._rehearse(rows, questions, read_state=read_state)
         for rows in large:
             self._rehearse(rows, 4, read_state=True)
+        if self._graphs and self.backbone.tower:
+            self.backbone.tower.warm_up()
         self.cache.forget(REHEARSAL)
         self.cache.stats = CacheStats()
 

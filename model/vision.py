@@ -6,6 +6,7 @@ or one pair of a video's frames: all of one size, hence a batch.
 
 from collections.abc import Generator
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,7 +38,7 @@ def patch_rows(frames: Tensor) -> Tensor:
 def tower_activation_bytes(g: VisionGeometry, dtype: torch.dtype) -> int:
     """Memory that the largest medium takes beside the weights, at the widest point of a block or at its rows."""
     full = torch.float32.itemsize
-    rows = 2 * g.patch_values * full  # before and after they are normalised
+    rows = 3 * g.patch_values * full  # while they are normalised
     kept = 2 * g.hidden * dtype.itemsize + g.head_dim * full  # x, what it was before a sum, cos and sin
     attention = (
         9 * g.hidden * dtype.itemsize + 4 * g.hidden * full
@@ -67,6 +68,14 @@ class VisionTower:
             except StopIteration as end:
                 features: Tensor = end.value
                 return features
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run the smallest image, the largest, and a long video, so that no client waits for a library to begin."""
+        for count, side in ((1, 256), (1, 1280), (32, 448)):
+            frames = np.zeros((count, CHANNELS, side, side), dtype=np.uint8)
+            times = (0.0,) * (count // TEMPORAL)
+            self.encode(Medium("video" if times else "image", "", frames, times))
 
     def work(self, medium: Medium) -> int:
         """Floating-point operations of the blocks for a medium: the sum of what `steps` yields."""

@@ -71,6 +71,20 @@ def packages(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) ->
 
 
 @pytest.fixture(scope="session")
+def seeing(tmp_path_factory: pytest.TempPathFactory, checkpoint_tool: Any) -> Callable[[str], Path]:
+    """The tiny checkpoint with a vision tower, in each attention mode."""
+    made: dict[str, Path] = {}
+
+    def package(mode: str) -> Path:
+        if mode not in made:
+            variant = checkpoint_tool.Variant(attention_mode=mode, extras=True)
+            made[mode] = checkpoint_tool.write_checkpoint(tmp_path_factory.mktemp(mode), variant)
+        return made[mode]
+
+    return package
+
+
+@pytest.fixture(scope="session")
 def oracles(packages: Callable[[str], Path]) -> Callable[[str], Oracle]:
     """The oracle of the tiny checkpoint in each attention mode; it remembers what it has computed."""
     known: dict[str, Oracle] = {}

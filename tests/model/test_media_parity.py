@@ -5,6 +5,7 @@ import functools
 
 import numpy as np
 import pytest
+from media_states import CLIP, JSON, LONG_CLIP, QUESTIONS, SHOWN, TALL, TEXT, WIDE
 from oracle import Oracle
 
 from d3serve.model import backbone, plan
@@ -15,61 +16,11 @@ from d3serve.model.media import Medium
 from d3serve.model.media_prompt import MediaFormat, PlacedMedia
 from d3serve.model.state_cache import StateCache
 from d3serve.model.vision import VisionTower
-from d3serve.schemas.questions import NoulQuestion, ScoreQuestion
+from d3serve.schemas.questions import NoulQuestion
 
 MODES = ("prefix_bidir", "causal", "noncausal_full_attention")
 SHARING = MODES[:2]
 TOLERANCE = 1e-4  # two FP32 implementations differ by 1e-5; each sabotage below moves at least 1e-2
-QUESTIONS = {
-    "urgent": NoulQuestion(type="noul", instructions="Urgent?"),
-    "mood": ScoreQuestion(type="score", criteria=["happy", {"level": "low"}, "angry"]),
-}
-TEXT = "the customer was charged twice for an order and the page shows it."
-JSON = {"ticket": "é😀", "pages": [1.0, None, True]}
-
-
-@functools.cache
-def pixels(seed: int, count: int, height: int, width: int) -> np.ndarray:
-    """Smooth pictures, each unlike the others: a tower must tell places and colours apart."""
-    draw = np.random.default_rng(seed)
-    coarse = draw.integers(0, 256, (count, 3, height // 16, width // 16), dtype=np.uint8)
-    return coarse.repeat(16, axis=2).repeat(16, axis=3)
-
-
-def image(seed: int, height: int, width: int) -> Medium:
-    return Medium("image", f"image {seed}", pixels(seed, 1, height, width))
-
-
-def video(seed: int, pairs: int, height: int, width: int) -> Medium:
-    seconds = tuple(0.25 + 3.5 * pair for pair in range(pairs))  # written as 0.2, 3.8, 7.2, 10.8
-    return Medium("video", f"video {seed}", pixels(seed, 2 * pairs, height, width), seconds)
-
-
-WIDE, TALL, SQUARE = image(1, 64, 160), image(2, 192, 32), image(3, 96, 96)
-CLIP, LONG_CLIP = video(4, 2, 64, 96), video(5, 4, 32, 64)
-SHOWN = {
-    "an image": (TEXT, (WIDE,)),
-    "several images": (TEXT, (WIDE, TALL, SQUARE)),
-    "an image twice": (TEXT, (TALL, TALL)),
-    "a video": (TEXT, (CLIP,)),
-    "videos": ("", (CLIP, LONG_CLIP)),
-    "images and videos": (TEXT, (CLIP, TALL, LONG_CLIP, WIDE)),
-    "media and JSON": (JSON, (SQUARE, CLIP)),
-}
-
-
-@pytest.fixture(scope="session")
-def seeing(tmp_path_factory, checkpoint_tool):
-    """The tiny checkpoint with a vision tower, in each attention mode."""
-    made = {}
-
-    def package(mode):
-        if mode not in made:
-            variant = checkpoint_tool.Variant(attention_mode=mode, extras=True)
-            made[mode] = checkpoint_tool.write_checkpoint(tmp_path_factory.mktemp(mode), variant)
-        return made[mode]
-
-    return package
 
 
 @pytest.fixture(scope="session")
