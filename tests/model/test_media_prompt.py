@@ -47,15 +47,19 @@ def tokens_of(reference) -> VisionTokens:
     return VisionTokens(**{name: reference.convert_tokens_to_ids(text) for name, text in NAMES.items()})
 
 
-def format_of(reference, special_tokens="plain") -> PublicFormat:
-    tokenizer = PromptTokenizer(reference.backend_tokenizer, special_tokens)
-    return PublicFormat(tokenizer, CODES, tokens_of(reference))
+@pytest.fixture(scope="module")
+def forms(reference) -> dict[str, PublicFormat]:
+    """The layout by how it reads control tokens in texts."""
+    return {
+        way: PublicFormat(PromptTokenizer(reference.backend_tokenizer, way), CODES, tokens_of(reference))
+        for way in ("plain", "reference")
+    }
 
 
 @pytest.mark.parametrize("special_tokens", ["plain", "reference"])
 @pytest.mark.parametrize("media", MEDIA)
-def test_ids_are_those_of_the_whole_text(reference, media, special_tokens):
-    form = format_of(reference, special_tokens)
+def test_ids_are_those_of_the_whole_text(reference, forms, media, special_tokens):
+    form = forms[special_tokens]
     for state in STATES:
         prompts = form.build(state, QUESTIONS, MEDIA[media])
         for (name, question), block in zip(QUESTIONS.items(), prompts.questions, strict=True):
@@ -65,25 +69,25 @@ def test_ids_are_those_of_the_whole_text(reference, media, special_tokens):
 
 
 @pytest.mark.parametrize("media", MEDIA)
-def test_the_state_block_is_longer_by_the_media_and_by_nothing_else(reference, media):
-    form = format_of(reference)
+def test_the_state_block_is_longer_by_the_media_and_by_nothing_else(forms, media):
+    form = forms["plain"]
     for state in STATES:
         bare, showing = form.build(state, QUESTIONS), form.build(state, QUESTIONS, MEDIA[media])
         assert len(showing.state) - len(bare.state) == showing.media.tokens
         assert [list(block) for block in showing.questions] == [list(block) for block in bare.questions]
 
 
-def test_tokens_are_counted_as_published(reference):
+def test_tokens_are_counted_as_published(reference, forms):
     """Two markers a medium; of a frame pair two more and its time: 6 tokens, 7 from 10 s on, 8 from 100 s on."""
-    form = MediaFormat(PromptTokenizer(reference.backend_tokenizer, "plain"), tokens_of(reference))
+    form = MediaFormat(forms["plain"].tokenizer, tokens_of(reference))
     assert form.render([image(448, 704)])[1].tokens == 2 + 14 * 22
     for seconds, expected in zip(SECONDS, (6, 6, 6, 6, 7, 7, 8, 8), strict=True):
         assert form.render([video(256, 320, seconds)])[1].tokens == 2 + expected + 2 + 8 * 10, seconds
 
 
-def test_spans_are_where_the_pads_are(reference):
+def test_spans_are_where_the_pads_are(reference, forms):
     tokens = tokens_of(reference)
-    prompts = format_of(reference).build("abc", QUESTIONS, MEDIA["both"])
+    prompts = forms["plain"].build("abc", QUESTIONS, MEDIA["both"])
     found = {
         kind: np.flatnonzero(prompts.state == getattr(tokens, kind)).tolist() for kind in ("image", "video")
     }
@@ -114,11 +118,11 @@ def test_axes_interleave_while_their_sections_last():
     assert axes((11, 11, 10), 4).tolist() == [0, 1, 2, 0]
 
 
-def test_a_pad_in_a_text_is_text_unless_control_tokens_are_read(reference):
+def test_a_pad_in_a_text_is_text_unless_control_tokens_are_read(reference, forms):
     state, asked = "see <|image_pad|>", {"q": NoulQuestion(type="noul", instructions="<|video_pad|>?")}
-    prompts = format_of(reference).build(state, asked, MEDIA["an image"])
+    prompts = forms["plain"].build(state, asked, MEDIA["an image"])
     assert np.count_nonzero(prompts.state == tokens_of(reference).image) == 6
-    reading = format_of(reference, "reference")
+    reading = forms["reference"]
     with pytest.raises(InvalidRequest, match=r"state holds <\|image_pad\|>") as refused:
         reading.build(state, QUESTIONS, MEDIA["an image"])
     assert refused.value.field == "state"
@@ -128,8 +132,8 @@ def test_a_pad_in_a_text_is_text_unless_control_tokens_are_read(reference):
     assert len(reading.build(state, asked).state)  # without media it stands for nothing
 
 
-def test_a_tokenizer_with_other_control_tokens_is_refused(reference):
+def test_a_tokenizer_with_other_control_tokens_is_refused(reference, forms):
     tokens = tokens_of(reference)
     wrong = VisionTokens(tokens.video, tokens.image, tokens.start, tokens.end)
     with pytest.raises(InvalidCheckpoint, match=r"image_pad.* is \d+; the tokenizer gives \d+"):
-        MediaFormat(PromptTokenizer(reference.backend_tokenizer, "plain"), wrong)
+        MediaFormat(forms["plain"].tokenizer, wrong)
