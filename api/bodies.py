@@ -3,6 +3,7 @@
 import asyncio
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import zstandard
@@ -10,6 +11,7 @@ from starlette.requests import Request
 
 from d3serve.api import bounds
 from d3serve.api.budget import BodyBytes
+from d3serve.api.multipart import boundary_of
 from d3serve.errors import (
     BodyTooLarge,
     InvalidJSON,
@@ -28,6 +30,25 @@ ZSTD_MAX_WINDOW_BYTES: Final = 8 * 2**20  # RFC 9659: the window a zstd content 
 PIECE_BYTES: Final = 2**20  # decoded at a time, so that a body is refused before it is there
 INLINE_BYTES: Final = 64 * 2**10  # what the event loop reads and checks itself: about 10 ms at the worst
 JSON_TYPES: Final = ("application/json", "text/json")
+
+
+@dataclass(frozen=True)
+class Body:
+    """A decoded body; `boundary` stands between its parts, None: it is JSON, all of it."""
+
+    data: bytes
+    boundary: bytes | None = None
+
+
+async def read_submission(request: Request, settings: Settings) -> Body:
+    """The decoded body of a submission, which may be in parts. Raises like `read_body`."""
+    header, from_page = request.headers.get("content-type"), "origin" in request.headers
+    boundary = boundary_of(header)
+    if boundary is None:
+        check_media_type(header, from_page=from_page)
+    elif from_page:  # no browser asks before it posts a form
+        raise UnsupportedMediaType("a web page must send application/json, with images as data URLs")
+    return Body(await _read_decoded(request, settings), boundary)
 
 
 async def read_object(request: Request, settings: Settings) -> dict[str, Any]:
@@ -68,6 +89,10 @@ async def read_body(request: Request, settings: Settings) -> bytes:
         Overloaded, RateLimited: this process, or this caller, holds as many bytes of bodies as it may.
     """
     check_media_type(request.headers.get("content-type"), from_page="origin" in request.headers)
+    return await _read_decoded(request, settings)
+
+
+async def _read_decoded(request: Request, settings: Settings) -> bytes:
     coding = content_coding(request.headers.getlist("content-encoding"))
     held: BodyBytes = request.state.body_bytes
     encoded = await _read(request, settings.max_body_bytes, held)
@@ -95,7 +120,7 @@ def check_media_type(header: str | None, *, from_page: bool = False) -> None:
     media_type, *parameters = (part.strip().lower() for part in header.split(";"))
     if media_type == "multipart/form-data":
         raise UnsupportedMediaType(
-            "multipart bodies carry images, which are not served here; send application/json"
+            "multipart bodies carry images, which have no place here; send application/json"
         )
     if media_type not in JSON_TYPES and not media_type.endswith("+json"):
         raise UnsupportedMediaType(

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from typing import Any, Final
 
-from d3serve.api.bodies import read_payload
+from d3serve.api.bodies import Body, read_payload
 from d3serve.api.dialect import AnswerNames, answer_names, is_openai, to_system_one
+from d3serve.api.media import Parts, take_media
+from d3serve.api.multipart import REQUEST, split_parts
 from d3serve.api.validation import check_request
 from d3serve.errors import InternalError
 from d3serve.settings import Settings
@@ -39,20 +41,25 @@ class Taken:
     names: AnswerNames | None
 
 
-def take_in(body: bytes, settings: Settings, *, any_dialect: bool) -> Taken:
-    """The request in a decoded body.
+def take_in(body: Body, settings: Settings, *, any_dialect: bool) -> Taken:
+    """The request in a decoded body, or in its part for that.
 
     Raises:
         InvalidJSON: the body is not strict JSON.
         InvalidRequest: or a subclass; `details["errors"]` lists up to ten findings.
     """
-    return _checked(read_payload(body), settings, any_dialect=any_dialect)
+    parts = split_parts(body.data, body.boundary) if body.boundary else {REQUEST: body.data}
+    payload = read_payload(parts.pop(REQUEST))
+    return _checked(payload, settings, any_dialect=any_dialect, parts=parts)
 
 
-def _checked(payload: dict[str, Any], settings: Settings, *, any_dialect: bool) -> Taken:
+def _checked(
+    payload: dict[str, Any], settings: Settings, *, any_dialect: bool, parts: Parts | None = None
+) -> Taken:
+    payload, files = take_media(payload, parts or {}, settings, messages=any_dialect and is_openai(payload))
     openai = any_dialect and is_openai(payload)
     decision = to_system_one(payload, settings) if openai else check_request(payload, settings)
-    return Taken(encode_request(decision), answer_names(payload) if openai else None)
+    return Taken(encode_request(decision, files), answer_names(payload) if openai else None)
 
 
 def is_plain(body: bytes) -> bool:
@@ -75,19 +82,19 @@ class Intake:
         self._pool: ProcessPoolExecutor | None = None
         self._turn = asyncio.Lock()
 
-    async def take_in(self, body: bytes, *, any_dialect: bool = False) -> Taken:
+    async def take_in(self, body: Body, *, any_dialect: bool = False) -> Taken:
         """The request in a decoded body. Raises like the function of this name, and InternalError."""
-        if len(body) <= BRIEF_BYTES:
+        if len(body.data) <= BRIEF_BYTES:
             return take_in(body, self._settings, any_dialect=any_dialect)
-        if is_plain(body):
+        if body.boundary is None and is_plain(body.data):
             async with self._turn:
                 await asyncio.sleep(0)  # whatever else there is to do comes between two bodies
-                payload = read_payload(body)
-                if len(body) <= CHECKED_BYTES or _is_short_beside_state(payload):
+                payload = read_payload(body.data)
+                if len(body.data) <= CHECKED_BYTES or _is_short_beside_state(payload):
                     return _checked(payload, self._settings, any_dialect=any_dialect)
         return await self._take_in_elsewhere(body, any_dialect)
 
-    async def _take_in_elsewhere(self, body: bytes, any_dialect: bool) -> Taken:
+    async def _take_in_elsewhere(self, body: Body, any_dialect: bool) -> Taken:
         for _ in range(2):  # the process may have been killed for what its other body took
             pool = self._pool = self._pool or _start(self._settings)
             try:
@@ -125,5 +132,5 @@ def _end_with_parent() -> None:
         os._exit(0)
 
 
-def _take_in(body: bytes, any_dialect: bool) -> Taken:  # an executor passes by place
+def _take_in(body: Body, any_dialect: bool) -> Taken:  # an executor passes by place
     return take_in(body, _settings, any_dialect=any_dialect)

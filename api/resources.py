@@ -9,6 +9,15 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from d3serve.api import bounds
+from d3serve.media.files import MAX_FILES
+from d3serve.media.sizes import (
+    MAX_FRAME_PIXELS,
+    MAX_IMAGE_BYTES,
+    MAX_IMAGE_PIXELS,
+    MAX_SECONDS,
+    MAX_VIDEO_BYTES,
+    MAX_VIDEO_TOKENS,
+)
 from d3serve.schemas import ModelInfo
 from d3serve.schemas.questions import LIMITS
 from d3serve.settings import Settings
@@ -134,12 +143,20 @@ def _model(model: ModelInfo, settings: Settings) -> dict[str, Any]:
         "release_date": RELEASED,
         "revision": model.revision,
         "aliases": list(settings.model_alias),
+        "modalities": list(model.modalities),
         "limits": {
             "tokens_per_question": min(model.max_length, settings.max_interactive_tokens),
             "tokens_per_question_offline": min(model.max_length, settings.max_offline_tokens),
             "questions_per_job": bounds.MAX_QUESTIONS,
             **LIMITS,
             "body_bytes": settings.max_body_bytes,
+            "media_per_job": MAX_FILES,
+            "image_bytes": MAX_IMAGE_BYTES,
+            "image_pixels": MAX_IMAGE_PIXELS,
+            "video_bytes": MAX_VIDEO_BYTES,
+            "video_frame_pixels": MAX_FRAME_PIXELS,
+            "video_seconds": MAX_SECONDS,
+            "video_tokens_per_job": MAX_VIDEO_TOKENS,
         },
     }
 

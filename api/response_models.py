@@ -86,6 +86,13 @@ class ModelLimits(BaseModel):
     options_per_choice: int
     levels_per_score: int
     body_bytes: int
+    media_per_job: int
+    image_bytes: int
+    image_pixels: int
+    video_bytes: int
+    video_frame_pixels: int
+    video_seconds: int
+    video_tokens_per_job: int
 
 
 class ServedModel(BaseModel):
@@ -96,6 +103,7 @@ class ServedModel(BaseModel):
     release_date: str
     revision: str | None
     aliases: list[str]
+    modalities: list[str]
     limits: ModelLimits
 
 

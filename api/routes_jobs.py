@@ -11,7 +11,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from d3serve.api import bounds
 from d3serve.api.auth import Reader, Writer
-from d3serve.api.bodies import read_body
+from d3serve.api.bodies import read_submission
 from d3serve.api.dependencies import Parts, TheParts, submit_headers
 from d3serve.api.events import place_of, stream
 from d3serve.api.openapi import PROBLEMS, submission_of, tells
@@ -72,8 +72,8 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 async def submit(request: Request, parts: TheParts, tenant: Writer) -> Response:
     """Take a job. 202 with its address; with `Prefer: wait=N`, 200 and the result if it is done by then."""
     sent = submit_headers(request.headers)
-    taken = await parts.intake.take_in(await read_body(request, parts.settings))
-    model, revision = await parts.models.resolve(taken.request.model)
+    taken = await parts.intake.take_in(await read_submission(request, parts.settings))
+    model, revision = await parts.models.resolve(taken.request.model, taken.request.kinds)
     await check_job_webhook(taken.request.options.webhook, request, parts, tenant)
     submitted = await parts.store.submit(
         replace(taken.request, model=model),

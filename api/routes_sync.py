@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from d3serve.api.auth import Writer
-from d3serve.api.bodies import read_body
+from d3serve.api.bodies import read_submission
 from d3serve.api.dependencies import TheParts, submit_headers
 from d3serve.api.dialect import from_system_one
 from d3serve.api.openai_models import OpenAIDecision, OpenAIDecisionRequest
@@ -36,7 +36,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 async def system_one(request: Request, parts: TheParts, tenant: Writer) -> Response:
     """Answer now. A call that takes longer than the SDK waits ends with 504 `still_running`: send it again."""
     sent = submit_headers(request.headers)
-    taken = await parts.intake.take_in(await read_body(request, parts.settings))
+    taken = await parts.intake.take_in(await read_submission(request, parts.settings))
     return await _respond(await SynchronousCall.make(request, parts, tenant, taken, sent))
 
 
@@ -49,7 +49,7 @@ async def system_one(request: Request, parts: TheParts, tenant: Writer) -> Respo
 async def decisions(request: Request, parts: TheParts, tenant: Writer) -> Response:
     """Answer now, in the dialect asked in: OpenAI's if the body says `input`, System One's if `state`."""
     sent = submit_headers(request.headers)
-    taken = await parts.intake.take_in(await read_body(request, parts.settings), any_dialect=True)
+    taken = await parts.intake.take_in(await read_submission(request, parts.settings), any_dialect=True)
     return await _respond(await SynchronousCall.make(request, parts, tenant, taken, sent))
 
 

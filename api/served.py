@@ -1,10 +1,11 @@
 """Which models are served, under which names a client may ask for them."""
 
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from d3serve.errors import ModelNotFound
+from d3serve.errors import ModelNotFound, UnsupportedModality
 from d3serve.schemas import ModelInfo
 from d3serve.settings import Settings
 from d3serve.store.jobs import JobStore
@@ -38,13 +39,21 @@ class ServedModels:
         }
         return live == {identity} != {""}
 
-    async def resolve(self, asked: str) -> tuple[str, str]:
+    async def resolve(self, asked: str, kinds: Collection[str] = ()) -> tuple[str, str]:
         """The served name for a name, a `name@revision` or an alias; and the revision, empty where any will do.
 
         Raises:
             ModelNotFound: lists what there is.
-
+            UnsupportedModality: no live worker reads media of these kinds with it.
         """
+        name, revision = await self._resolved(asked)
+        readers = [one for one in self._models if one.name == name and revision in ("", one.revision)]
+        for kind in sorted(kinds):
+            if readers and not any(kind in one.modalities for one in readers):
+                raise UnsupportedModality(f"{shown(name)} reads no {kind}s here", field=f"{kind}s")
+        return name, revision
+
+    async def _resolved(self, asked: str) -> tuple[str, str]:
         models = await self.live()
         default = models[0].name if models else configured_name(self._settings)
         names = (default, self._settings.model, *self._settings.model_alias, *(one.name for one in models))

@@ -60,7 +60,7 @@ class SynchronousCall:
         await check_job_webhook(options.webhook, request, parts, tenant)
         if options.result_ttl_s is None:
             options = options.model_copy(update={"result_ttl_s": KEEP_S})
-        model, revision = await parts.models.resolve(taken.request.model)
+        model, revision = await parts.models.resolve(taken.request.model, taken.request.kinds)
         decision = replace(taken.request, model=model, options=options)
         return cls(request, parts, tenant, decision, revision, taken.request.fingerprint, taken.names, sent)
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 Path = tuple[str | int, ...]
 
 MEDIA_QUESTION_TYPES: Final = ("box", "track")
-MEDIA_FIELDS: Final = ("images", "videos", "audio", "assets")
+MEDIA_FIELDS: Final = ("audio",)  # images, videos and assets have been taken out before
 REQUEST_FIELDS: Final = ("model", "state", "questions", "job")
 MAX_FIELD_CHARS: Final = 120
 MAX_MODEL_CHARS: Final = 256  # a Hub id has at most 96 and a revision 40, a folder's name 255
@@ -47,6 +47,7 @@ _ERRORS: Final[Mapping[str, type[errors.InvalidRequest]]] = {
         errors.TooManyOptions,
         errors.MaxTokensExceeded,
         errors.UnsupportedModality,
+        errors.InvalidMedia,
     )
 }
 
@@ -173,9 +174,7 @@ def _check_fields(payload: Mapping[str, Any], findings: Findings) -> None:
         if findings.full:
             return
         if name in MEDIA_FIELDS:
-            findings.add(
-                "unsupported_modality", (name,), "is not supported: this server reads text and JSON only"
-            )
+            findings.add("unsupported_modality", (name,), "is not supported: states show images and videos")
         elif name not in REQUEST_FIELDS:
             findings.add(
                 "invalid_request",

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from d3serve.errors import D3ServeError
 from d3serve.model.deciding import Decision, Watch
+from d3serve.model.media import Medium
 from d3serve.schemas import ModelInfo, Usage
 from d3serve.schemas.questions import Answer, Question
 from d3serve.settings import Settings
@@ -69,6 +70,7 @@ class Engine(Protocol):
         state: Any,
         questions: Mapping[str, Question],
         *,
+        media: Sequence[Medium] = (),
         salt: str = "",
         max_tokens: int | None = None,
         partial: bool = False,

@@ -165,6 +165,7 @@ class FakeEngine(Decides[FakePrepared, FakeDecided]):
         state: Any,
         questions: Mapping[str, Question],
         *,
+        media: Sequence[Any] = (),  # noqa: ARG002 # it reads none
         salt: str = "",
         max_tokens: int | None = None,
         partial: bool = False,

@@ -22,12 +22,13 @@ from d3serve.errors import (
 from d3serve.schemas import DecisionResponse, JobError, Usage
 from d3serve.schemas.questions import Answer, ErrorAnswer, QuestionError
 from d3serve.settings import Settings
-from d3serve.store.encode import decode_questions, decode_state
+from d3serve.store.encode import decode_questions
 from d3serve.store.records import Stage
 from d3serve.store.turns import ClaimedJob, FreeMode, Turn, TurnStore
 from d3serve.wake.celery_app import TURN_LIMIT_S, WakeSender
 from d3serve.worker.engines import Decided, Engine, Prepared
 from d3serve.worker.lease import LeaseKeeper
+from d3serve.worker.shown import Opened, OpenState, StateOpener, as_they_are_ready
 from d3serve.worker.stopping import Grace
 from d3serve.worker.watch import PassWatch
 from d3serve.worker.yields import LOOK_EVERY_S, OutOfTime, PassEnded, Yields
@@ -62,6 +63,7 @@ class TurnRunner:
         self._store = store
         self._engine = engine
         self._settings = settings
+        self.opener = StateOpener(engine.info.modalities)
         self._send_wake = send_wake
         self.grace = Grace(settings.stop_grace_s)
         self._waiting = False  # whether a turn waits while another one passes
@@ -107,10 +109,13 @@ class TurnRunner:
     ) -> None:
         jobs = turn.jobs
         for rounds_left in reversed(range(max_rounds)):
-            works = self._prepare_all(turn, jobs, report)
-            self._decide_all(turn, works, keeper, report)
-            cached = frozenset(self._engine.cached_state_keys())
-            warm.update(work.job.group for work in works if work.prepared.state_key in cached)
+            for ready in as_they_are_ready(self._open_all(turn, jobs)):
+                works = self._prepare_all(turn, ready, report)
+                self._decide_all(turn, works, keeper, report)
+                cached = frozenset(self._engine.cached_state_keys())
+                warm.update(work.job.group for work in works if work.prepared.state_key in cached)
+                if keeper.lost or self.grace.stopping:  # who waits for a file goes back
+                    return
             goes_on = rounds_left and not keeper.lost and not self.grace.stopping
             jobs = self._store.more(turn.lease) if goes_on else []
             if not jobs:
@@ -130,18 +135,30 @@ class TurnRunner:
 
     # --- preparing ---------------------------------------------------------------------------------
 
-    def _prepare_all(self, turn: Turn, jobs: Sequence[ClaimedJob], report: TurnReport) -> list[Work]:
-        states: dict[str, Any] = {}
-        works = []
-        # Not before short jobs of the turn itself: who came later would overtake them.
-        beside = not any(job.asked_lane == "interactive" and not _is_long(job) for job in jobs)
+    def _open_all(self, turn: Turn, jobs: Sequence[ClaimedJob]) -> list[Opened]:
+        """The jobs with their states, what these show being decoded; a job whose state is gone, or holds what this
+        worker does not read, has failed.
+        """
+        states: dict[str, OpenState] = {}
+        found = []
         for job in jobs:
             try:
                 if job.state is None:
                     raise StateLost("the state of this job is no longer stored; send the request again")
                 if job.group not in states:
-                    states[job.group] = decode_state(job.state)
-                prepare = partial(self._prepare, job, states[job.group])
+                    states[job.group] = self.opener.open(job.state)
+                found.append((job, states[job.group]))
+            except Exception as error:  # a job's fault must not fail its neighbours
+                self._fail(turn, job, error)
+        return found
+
+    def _prepare_all(self, turn: Turn, opened: Sequence[Opened], report: TurnReport) -> list[Work]:
+        jobs, works = [job for job, _ in opened], []
+        # Not before short jobs of the turn itself: who came later would overtake them.
+        beside = not any(job.asked_lane == "interactive" and not _is_long(job) for job in jobs)
+        for job, state in opened:
+            try:
+                prepare = partial(self._prepare, job, state)
                 works.append(
                     self._beside_short_work(turn, job, prepare, report)
                     if beside and _is_long(job)
@@ -170,16 +187,22 @@ class TurnRunner:
                 look(0.0)
         return prepared.result()
 
-    def _prepare(self, job: ClaimedJob, state: Any) -> Work:
+    def _prepare(self, job: ClaimedJob, opened: OpenState) -> Work:
         """Tokenize; where the client asked for partial answers, questions that are refused are set aside.
 
         Raises:
+            InvalidMedia: a file that its state shows.
             MaxTokensExceeded: a prompt, or the job as a whole.
         """
         settings, interactive = self._settings, job.asked_lane == "interactive"
         longest = settings.max_interactive_tokens if interactive else settings.max_offline_tokens
         prepared = self._engine.prepare(
-            state, decode_questions(job.questions), salt=job.tenant, max_tokens=longest, partial=job.partial
+            opened.state,
+            decode_questions(job.questions),
+            media=opened.media(),
+            salt=job.tenant,
+            max_tokens=longest,
+            partial=job.partial,
         )
         tokens = prepared.tokens
         most = settings.max_job_tokens_interactive if interactive else settings.max_job_tokens_offline

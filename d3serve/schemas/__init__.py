@@ -104,13 +104,25 @@ class JobOptions(Wire):
     on_question_error: Literal["fail", "partial"] = "fail"
 
 
+class Asset(Wire):
+    """An image that a placeholder in the state names: its bytes in base64, or the part of the body that holds them."""
+
+    type: Literal["image"]
+    format: str | None = None
+    data_base64: str | None = None
+    part: str | None = None
+
+
 class DecisionRequest(Wire):
-    """A System One request body, with `job` options beside it."""
+    """A System One request body, with `job` options beside it; `images` and `videos` are data URLs."""
 
     model: str
     state: State
     questions: dict[str, Question]
     job: JobOptions = JobOptions()
+    images: list[str] | None = None
+    videos: list[str] | None = None
+    assets: dict[str, Asset] | None = None
 
 
 class JobError(Wire):

@@ -2,13 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pydantic_core
 from pydantic import TypeAdapter
 
+from d3serve.media.files import MediaFile, join_state
+from d3serve.media.sizes import MediaKind
 from d3serve.schemas import DecisionRequest, JobOptions, Lane, State, WebhookTarget
 from d3serve.schemas.questions import Question
 from d3serve.settings import Settings
@@ -36,11 +38,14 @@ class EncodedRequest:
     questions: bytes
     count: int
     longest_tokens: int
+    text_bytes: int  # of the state, without what it shows
+    media_tokens: int = 0
+    kinds: frozenset[MediaKind] = frozenset()  # of what the state shows
 
     @property
     def state_tokens(self) -> int:
         """About how many tokens the state has."""
-        return tokens_in(len(self.state))
+        return tokens_in(self.text_bytes) + self.media_tokens
 
     @property
     def tokens(self) -> int:
@@ -115,19 +120,25 @@ def _hook_events(webhook: WebhookTarget | None) -> str:
     return "*" if not webhook.events else "," + ",".join(webhook.events) + ","
 
 
-def encode_request(request: DecisionRequest) -> EncodedRequest:
-    """The texts of a validated request."""
+def encode_request(request: DecisionRequest, files: Sequence[MediaFile] = ()) -> EncodedRequest:
+    """The texts of a validated request, and the files that its state shows with it."""
     asked = [to_json(q.model_dump(mode="json", exclude_unset=True)) for q in request.questions.values()]
     named = ",".join(f"{to_json(name)}:{text}" for name, text in zip(request.questions, asked, strict=True))
     state = encode_state(request.state)
+    digest = hashlib.sha256(state)
+    for file in files:
+        digest.update(f"{file.kind}:{file.digest}".encode())
     return EncodedRequest(
         model=request.model,
         options=request.job,
-        state=state,
-        state_digest=hashlib.sha256(state).hexdigest(),
+        state=join_state(state, files) if files else state,
+        state_digest=digest.hexdigest(),
         questions=f"{{{named}}}".encode(),
         count=len(asked),
         longest_tokens=max(map(estimate_tokens, asked), default=0),
+        text_bytes=len(state),
+        media_tokens=sum(file.most_tokens for file in files),
+        kinds=frozenset(file.kind for file in files),
     )
 
 

@@ -49,7 +49,7 @@ TABLE: dict[KeyName, Key] = {
                    "API (callers)"),
     "rate": Key("rate:", "string", "requests of API key <id> in this minute", "1 min", "API", "API"),
     # the state group: jobs that share one state
-    "st": Key("st:", "string", "state of <group>, once: '=text', JSON or '@<file> <bytes>'",
+    "st": Key("st:", "string", "state of <group>, once: '=text', JSON, '&…' with its media or '@<file> <bytes>'",
               "while `need` has a member", "submit", "worker, API (sweep)"),
     "need": Key("need:", "zset", "job ids that need the state of <group>, by until when", "as st",
                 "submit commit free cancel delete", "the same scripts"),

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import openai
 import pytest
 import typesafe_sdk
+from media_files import picture, saved
 from typesafe_sdk import Choice, Noul, RetryPolicy, Score, TypeSafeClient
 
 from d3serve.api import bounds, synchronous
@@ -100,11 +101,11 @@ def test_an_unknown_model_is_the_sdks_own_error_class(service):
 
 @pytest.mark.usefixtures("worker")
 def test_an_image_is_refused_once_with_words(service):
-    png = b"\x89PNG\r\n\x1a\n" + b"\0" * 64
+    png = saved(picture(20, 20), "PNG")
     with sdk(service) as client, pytest.raises(typesafe_sdk.TypeSafeError) as caught:
         client.system_one(state=[typesafe_sdk.Image(png)], questions=QUESTIONS)
-    assert caught.value.status == 415
-    assert "images" in str(caught.value)
+    assert caught.value.status == 422
+    assert "reads no images" in str(caught.value)
 
 
 def test_a_failed_job_is_run_again_by_the_sdks_retry(service, worker):

@@ -87,9 +87,9 @@ REFUSED = {
     "QV-16 no type": (of(instructions="x"), "invalid_question", SPAM + ".type", "is required"),
     "QV-16 a list for a type": (of(type=["noul"]), "invalid_question", SPAM + ".type", "unknown"),
     "QV-16 an image in a question": (of(**NOUL, images=["data:image/png;base64,"]), "invalid_question", SPAM + ".images", "not a field"),
-    "images": (body(images=["data:image/png;base64,AAAA"]), "unsupported_modality", "images", "text and JSON only"),
-    "videos": (body(videos=[]), "unsupported_modality", "videos", "text and JSON only"),
-    "assets": (body(assets={"<image:1>": {"type": "image"}}), "unsupported_modality", "assets", "text and JSON only"),
+    "images": (body(images=["data:image/png;base64,AAAA"]), "invalid_media", "images.0", "begins like no image"),
+    "videos": (body(videos=["https://a.b/c.mp4"]), "unsupported_modality", "videos.0", "fetches nothing"),
+    "assets": (body(assets={"<image:1>": {"type": "image"}}), "invalid_request", "assets.<image:1>", "named nowhere"),
     "a question that is text": (body(questions={"spam": "Is it?"}), "invalid_question", SPAM, "an object, not"),
     "PT-05 a null state": (body(state=None), "invalid_request", "state", "a string, an object or a list, not null"),
     "a bare number for a state": (body(state=1.5), "invalid_request", "state", "not 1.5"),
@@ -144,7 +144,8 @@ async def test_bad_json_makes_no_job(case, client, stats):
 @pytest.mark.parametrize(
     ("headers", "content", "status", "code"),
     [
-        ({"Content-Type": "multipart/form-data; boundary=x"}, b"--x--", 415, "unsupported_media_type"),
+        ({"Content-Type": "multipart/form-data; boundary=x"}, b"--x--", 422, "invalid_request"),
+        ({"Content-Type": "multipart/form-data"}, b"--x--", 415, "unsupported_media_type"),
         ({"Content-Type": "text/plain"}, b"{}", 415, "unsupported_media_type"),
         ({"Content-Encoding": "br"}, b"{}", 415, "unsupported_encoding"),
         ({"Content-Encoding": "gzip"}, b"{}", 400, "invalid_json"),

@@ -24,7 +24,7 @@ FLOORS: tuple[dict[str, set[str]], ...] = (
         "api_keys": {"errors", "schemas", "settings", "text"},
         "model": {"errors", "kernels", "schemas"},
     },
-    {"store": {"errors", "schemas", "settings"}},
+    {"store": {"errors", "media", "schemas", "settings"}},
     {
         "wake": {"errors", "schemas", "settings", "store"},
         "webhooks": {"errors", "logs", "schemas", "settings", "store"},
@@ -34,7 +34,7 @@ FLOORS: tuple[dict[str, set[str]], ...] = (
         "client": {"errors", "text", "webhooks"},
         "worker": {"errors", "logs", "media", "model", "schemas", "settings", "store", "wake"},
         "api": {
-            "", "api_keys", "errors", "logs", "schemas", "settings", "store", "text", "wake", "webhooks",
+            "", "api_keys", "errors", "logs", "media", "schemas", "settings", "store", "text", "wake", "webhooks",
         },
     },
     {
