@@ -29,7 +29,7 @@ from d3serve.model.media import Medium
 from d3serve.model.media_prompt import PlacedMedia
 from d3serve.model.pace import Pace
 from d3serve.model.packing import Asked, Bounds, Packer
-from d3serve.model.passes import DecidedJob, Findings, Pass, PinnedPass, Placing, PreparedJob, note
+from d3serve.model.passes import DecidedJob, JobReadout, Pass, PinnedPass, Placing, PreparedJob, note
 from d3serve.model.plan import PassRows, plan_rows
 from d3serve.model.prompt import (
     Prompts,
@@ -206,10 +206,10 @@ class DecisionEngine(Decides[PreparedJob, DecidedJob]):
         Raises:
             DeviceError: the accelerator failed.
         """
-        findings = [Findings(job) for job in jobs]
+        readouts = [JobReadout(job) for job in jobs]
         packer = Packer(jobs, self._bounds(), self.cache.holds)
         return decide_by_passes(
-            packer, partial(self._run_pass, findings), lambda job: findings[job].decided(), watch
+            packer, partial(self._run_pass, readouts), lambda job: readouts[job].decided(), watch
         )
 
     def _bounds(self) -> Bounds:
@@ -224,18 +224,18 @@ class DecisionEngine(Decides[PreparedJob, DecidedJob]):
         )
 
     def _run_pass(
-        self, findings: Sequence[Findings], asked: Sequence[Asked], tell: Tell
+        self, readouts: Sequence[JobReadout], asked: Sequence[Asked], tell: Tell
     ) -> tuple[int, Exception | None]:
         """Run a pass; a state whose questions give no numbers is forgotten, since it may be what broke them."""
         held = 0
         try:
             with watched(self._shape.device):
-                filled = Placing([each.job for each in findings], self.cache, self._bounds().rows).place(
+                filled = Placing([each.job for each in readouts], self.cache, self._bounds().rows).place(
                     asked
                 )
                 held = len(filled.asked)
                 with PinnedPass(filled, self.cache) as pinned:
-                    found = self._probabilities(findings, filled, pinned.scratch, tell)
+                    found = self._probabilities(readouts, filled, pinned.scratch, tell)
                 for each, probabilities in zip(filled.asked, found, strict=True):
                     if probabilities is None:
                         self.cache.forget(each.cost.state_key)
@@ -243,15 +243,15 @@ class DecisionEngine(Decides[PreparedJob, DecidedJob]):
             raise
         except Exception as error:  # a pass's fault is a job's, which the packer finds out
             return held, error
-        note(filled, found, findings)
+        note(filled, found, readouts)
         return held, None
 
     @torch.inference_mode()
     def _probabilities(
-        self, findings: Sequence[Findings], filled: Pass, scratch: int, tell: Tell
+        self, readouts: Sequence[JobReadout], filled: Pass, scratch: int, tell: Tell
     ) -> list[list[float] | None]:
         rows = plan_rows(filled.states, filled.rows, scratch)
-        jobs = [findings[each.job].job for each in filled.asked]
+        jobs = [readouts[each.job].job for each in filled.asked]
         try:
             return read_probabilities(
                 self._hidden(rows, tell),

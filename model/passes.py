@@ -92,7 +92,7 @@ class DecidedJob:
 
 
 @dataclass(eq=False)
-class Findings:
+class JobReadout:
     """What passes have found out about one job so far: probabilities by the question's index, None for no numbers."""
 
     job: PreparedJob
@@ -228,14 +228,14 @@ def _place_of(entry: Entry) -> StatePlace:
     return StatePlace(entry.start, entry.length, entry.slot, entry.delta)
 
 
-def note(filled: Pass, found: Sequence[list[float] | None], findings: Sequence[Findings]) -> None:
+def note(filled: Pass, found: Sequence[list[float] | None], readouts: Sequence[JobReadout]) -> None:
     """Write down what a pass has found out about its jobs, and what it computed for them."""
     for asked, probabilities in zip(filled.asked, found, strict=True):
-        findings[asked.job].probabilities[asked.question] = probabilities
-        findings[asked.job].computed_tokens += asked.cost.tokens
+        readouts[asked.job].probabilities[asked.question] = probabilities
+        readouts[asked.job].computed_tokens += asked.cost.tokens
     for job, state in zip(filled.readers, filled.states, strict=True):
-        findings[job].read_state = True
-        findings[job].computed_tokens += len(state.tokens)
+        readouts[job].read_state = True
+        readouts[job].computed_tokens += len(state.tokens)
 
 
 class PinnedPass:

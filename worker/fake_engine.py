@@ -96,7 +96,7 @@ class FakeDecided:
 
 
 @dataclass
-class Findings:
+class FakeReadout:
     """What passes have found out about one job."""
 
     job: FakePrepared
@@ -204,20 +204,20 @@ class FakeEngine(Decides[FakePrepared, FakeDecided]):
         self, jobs: Sequence[FakePrepared], watch: Watch = NOBODY
     ) -> Iterator[list[Decision[FakeDecided]]]:
         """Sleep as long as each pass would take, then answer."""
-        findings = [Findings(job) for job in jobs]
+        readouts = [FakeReadout(job) for job in jobs]
         tokens = min(self._pass_tokens, self.beside_tokens) if self._suspended else self._pass_tokens
         bounds = Bounds(sys.maxsize, sys.maxsize, tokens, self._pass_questions)
         packer = Packer(jobs, bounds, self._cache.__contains__)
         faults = bool(self._options.faults)
         return decide_by_passes(
-            packer, partial(self._run_pass, findings), lambda job: findings[job].decided(faults=faults), watch
+            packer, partial(self._run_pass, readouts), lambda job: readouts[job].decided(faults=faults), watch
         )
 
     def _run_pass(
-        self, findings: Sequence[Findings], asked: Sequence[Asked], tell: Tell
+        self, readouts: Sequence[FakeReadout], asked: Sequence[Asked], tell: Tell
     ) -> tuple[int, Exception | None]:
         """Sleep through a pass; a job too large for what runs beside a long one is not held."""
-        held, in_pass = 0, [findings[job] for job in jobs_of(asked)]
+        held, in_pass = 0, [readouts[job] for job in jobs_of(asked)]
         try:
             for each in asked:
                 if self._suspended and each.cost.state_tokens > self.beside_tokens:
@@ -234,7 +234,7 @@ class FakeEngine(Decides[FakePrepared, FakeDecided]):
             return held, error
         return held, None
 
-    def _pass(self, in_pass: Sequence[Findings], asked: Sequence[Asked], tell: Tell) -> None:
+    def _pass(self, in_pass: Sequence[FakeReadout], asked: Sequence[Asked], tell: Tell) -> None:
         if self._options.faults:
             for each in in_pass:
                 _misbehave(each.job.state)

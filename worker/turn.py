@@ -173,14 +173,14 @@ class TurnRunner:
     def _beside_short_work(
         self, turn: Turn, job: ClaimedJob, prepare: Callable[[], Work], report: TurnReport
     ) -> Work:
-        """Tokenize a long text, which takes tenths of a second; short work passes as between the steps of a pass."""
+        """Tokenize a long text, which takes tenths of a second; short work overtakes it as it would a long pass."""
         if self._suspended or not self._serves_short_work:
             return prepare()
 
-        def let_pass() -> bool:
-            return self._let_short_work_pass(turn, "preparing", [job.id], report)
+        def let_overtake() -> bool:
+            return self._let_short_work_overtake(turn, "preparing", [job.id], report)
 
-        look = Yields(lambda: True, let_pass, fits=self.grace.fits)
+        look = Yields(lambda: True, let_overtake, fits=self.grace.fits)
         with ThreadPoolExecutor(1, "d3serve-prepare") as thread:
             prepared = thread.submit(prepare)
             while not wait([prepared], LOOK_EVERY_S).done:
@@ -217,29 +217,29 @@ class TurnRunner:
     # --- deciding ----------------------------------------------------------------------------------
 
     def _decide_all(self, turn: Turn, works: Sequence[Work], keeper: LeaseKeeper, report: TurnReport) -> None:
-        """Decide a turn's jobs, those that let no other pass first: who waits there would wait longest."""
-        lets_pass = {True: list[Work](), False: list[Work]()}
+        """Decide a turn's jobs, those that none overtakes first: who waits there would wait longest."""
+        overtaken = {True: list[Work](), False: list[Work]()}
         for work in works:
-            lets_pass[self._lets_pass(work)].append(work)
-        for passed, chosen in ((False, lets_pass[False]), (True, lets_pass[True])):
+            overtaken[self._may_be_overtaken(work)].append(work)
+        for may_be, chosen in ((False, overtaken[False]), (True, overtaken[True])):
             if chosen and not keeper.lost:
-                self._decide(turn, chosen, keeper, report, lets_pass=passed)
+                self._decide(turn, chosen, keeper, report, overtaken=may_be)
 
     def _decide(
-        self, turn: Turn, works: Sequence[Work], keeper: LeaseKeeper, report: TurnReport, *, lets_pass: bool
+        self, turn: Turn, works: Sequence[Work], keeper: LeaseKeeper, report: TurnReport, *, overtaken: bool
     ) -> None:
         """Decide jobs in as many passes as the engine needs, and end each job as soon as it can be."""
 
-        def let_pass(ids: Sequence[str]) -> bool:
-            return self._let_short_work_pass(turn, "deciding", ids, report)
+        def let_overtake(ids: Sequence[str]) -> bool:
+            return self._let_short_work_overtake(turn, "deciding", ids, report)
 
         watch = PassWatch(
             self._store,
             keeper,
             self.grace,
             [work.job.id for work in works],
-            between=lambda: self._let_others_pass(turn, report),
-            let_pass=let_pass if lets_pass else None,
+            between=lambda: self._let_others_overtake(turn, report),
+            let_overtake=let_overtake if overtaken else None,
         )
         for finished in self._engine.decisions([work.prepared for work in works], watch):
             for number, found, seconds in finished:
@@ -250,13 +250,13 @@ class TurnRunner:
                 else:
                     self._fail(turn, works[number].job, found)
 
-    def _let_others_pass(self, turn: Turn, report: TurnReport) -> None:
+    def _let_others_overtake(self, turn: Turn, report: TurnReport) -> None:
         """Between two passes of a large job, let interactive work that waits have its turn, if it fits one."""
         if not self._waiting and not self.grace.stopping and time.monotonic() < self._yields_until:
             self._run_beside(turn, report, None)
 
     def _run_beside(self, turn: Turn, report: TurnReport, max_tokens: int | None) -> bool:
-        """Let a turn pass that takes no more than so many tokens; whether there was one."""
+        """Run a turn that takes no more than so many tokens, while another waits; whether there was one."""
         before, self._waiting = self._waiting, True
         try:
             other = self._store.claim(os.getpid(), beside=turn.lease, max_tokens=max_tokens)
@@ -265,8 +265,8 @@ class TurnRunner:
             self._waiting = before
         return bool(other.jobs)
 
-    def _lets_pass(self, work: Work) -> bool:
-        """Whether short work may pass while this job is decided: while a long or an offline one is.
+    def _may_be_overtaken(self, work: Work) -> bool:
+        """Whether short work may overtake this job while it is decided: a long or an offline one.
 
         Not while a short interactive one is: who came later would overtake it, again and again, and nobody waits long
         for a pass of such jobs, since a turn's tokens bound it.
@@ -278,19 +278,21 @@ class TurnRunner:
     def _serves_short_work(self) -> bool:
         return bool(self._engine.beside_tokens) and "interactive" in self._settings.lanes
 
-    def _let_short_work_pass(self, turn: Turn, stage: Stage, ids: Sequence[str], report: TurnReport) -> bool:
+    def _let_short_work_overtake(
+        self, turn: Turn, stage: Stage, ids: Sequence[str], report: TurnReport
+    ) -> bool:
         """Answer short work that waits, on what the suspended pass leaves; whether there was some."""
         late = self.grace.stopping or time.monotonic() > self._yields_until
         if late or not self._store.interactive_waits():
             return False
         self._suspended = True
         try:
-            passed = self._run_beside(turn, report, self._engine.beside_tokens)
+            overtook = self._run_beside(turn, report, self._engine.beside_tokens)
         finally:
             self._suspended = False
-        if passed:
+        if overtook:
             self._store.progress(turn.lease, stage, ids)  # it waits no longer: what is lost now is its own
-        return passed
+        return overtook
 
     # --- committing --------------------------------------------------------------------------------
 

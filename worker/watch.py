@@ -21,7 +21,7 @@ class PassWatch(Watch):
         grace: the time that this process has left.
         ids: the jobs' ids, in the order in which the engine has them.
         between: called between two passes of one large job: others have their turn.
-        let_pass: between two steps, with the ids of the pass: run a short turn, if there is one; whether there was.
+        let_overtake: between two steps, with the ids of the pass: run a short turn, if there is one; whether there was.
             None: nobody is let past.
     """
 
@@ -33,10 +33,10 @@ class PassWatch(Watch):
         ids: Sequence[str],
         *,
         between: Callable[[], object],
-        let_pass: Callable[[Sequence[str]], bool] | None,
+        let_overtake: Callable[[Sequence[str]], bool] | None,
     ) -> None:
         self._store, self._keeper, self._grace, self._ids = store, keeper, grace, ids
-        self._between, self._let_pass = between, let_pass
+        self._between, self._let_overtake = between, let_overtake
         self._begun = set[int]()
         self._yields: Yields | None = None
 
@@ -76,10 +76,10 @@ class PassWatch(Watch):
         log.warning("pass.halved", jobs=len(jobs), error=type(error).__name__)
 
     def _between_steps(self, ids: Sequence[str], span: tuple[float, float]) -> Yields:
-        store, keeper, let_pass = self._store, self._keeper, self._let_pass
+        store, keeper, let_overtake = self._store, self._keeper, self._let_overtake
         return Yields(
             lambda: not keeper.lost and not store.held(keeper.lease).isdisjoint(ids),
-            (lambda: let_pass(ids)) if let_pass else None,
+            (lambda: let_overtake(ids)) if let_overtake else None,
             lambda share, eta_s: store.note_share(keeper.lease, ids, share, eta_s),
             self._grace.fits,
             span,

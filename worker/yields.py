@@ -1,4 +1,4 @@
-"""What a worker does between the steps of a long pass: see whether it is still wanted, and let short work pass."""
+"""Between the steps of a long pass a worker sees whether it is still wanted, and lets short work overtake it."""
 
 import math
 import time
@@ -43,7 +43,7 @@ class Yields:
 
     Args:
         wanted: whether any of its jobs still is.
-        let_pass: run a short turn, if there is one to run; whether there was. None: nobody is let past.
+        let_overtake: run a short turn, if there is one to run; whether there was. None: nobody is let past.
         tell: note the share of the jobs' work that is done, and the seconds that are left.
         fits: whether this process still has so many seconds.
         span: which share of the jobs' work was done before this pass, and which share it is.
@@ -52,13 +52,13 @@ class Yields:
     def __init__(
         self,
         wanted: Callable[[], bool],
-        let_pass: Callable[[], bool] | None,
+        let_overtake: Callable[[], bool] | None,
         tell: Callable[[float, float], object] = lambda _share, _eta_s: None,
         fits: Callable[[float], bool] = lambda _eta_s: True,
         span: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         self._wanted = wanted
-        self._let_pass = let_pass
+        self._let_overtake = let_overtake
         self._tell = tell
         self._fits = fits
         self._before, self._part = span
@@ -88,8 +88,8 @@ class Yields:
             if now >= self._tell_at and share > self._first_share:
                 self._tell_at = now + TELL_EVERY_S
                 self._tell(self._before + self._part * share, self._left_s(share, spent_s))
-            if self._let_pass is not None and now >= self._look_at:
-                self._look(self._let_pass)
+            if self._let_overtake is not None and now >= self._look_at:
+                self._look(self._let_overtake)
         except (DeviceError, PassEnded):
             raise
         except Exception as error:  # what goes wrong beside a long pass is not its fault, and must not end it
@@ -101,15 +101,15 @@ class Yields:
         done = self._part * (share - self._first_share)
         return spent_s * (1 - self._before - self._part * share) / done if done else 0.0
 
-    def _look(self, let_pass: Callable[[], bool]) -> None:
+    def _look(self, let_overtake: Callable[[], bool]) -> None:
         began = time.monotonic()
-        passed = let_pass()
+        overtook = let_overtake()
         now = time.monotonic()
         spent = now - began
-        if not passed:
+        if not overtook:
             self._look_at = now + max(LOOK_EVERY_S, spent / LOOK_COST)
             return
-        own = began - self.others_s  # a clock that stands while others pass
+        own = began - self.others_s  # a clock that stands while others overtake
         self.others_s += spent
         self._paid_until = max(self._paid_until, own - CREDIT_S) + spent * LONG_SHARE / (1 - LONG_SHARE)
         self._look_at = now + max(0.0, self._paid_until - own)

@@ -120,7 +120,7 @@ class TurnStore:
     def claim(self, pid: int, *, beside: str = "", max_tokens: int | None = None) -> Turn:
         """Take whole state groups until the turn is full, one tenant's after another's; never one that a worker has.
 
-        Groups whose jobs name a revision are only for a worker with `revision`. A turn that passes while another of
+        Groups whose jobs name a revision are only for a worker with `revision`. A turn that overtakes another of
         this worker waits, `beside` that one's lease, takes interactive work alone, and nothing that is larger than
         `max_tokens` or than a turn. Until the other tells its progress, it counts as given back if it is lost.
         """

@@ -43,7 +43,7 @@ class Waiter:
         return job
 
 
-class Watch:
+class WatchedJob:
     """A job that somebody waits for: read once for all of them, when word of it comes, and now and then."""
 
     def __init__(self, read: Callable[[], Awaitable[JobRecord]], every_s: Callable[[], float]) -> None:
@@ -91,7 +91,7 @@ class Dispatcher:
     def __init__(self, client: AsyncRedisClient, channel: str) -> None:
         self._client = client
         self._channel = channel
-        self._watches: dict[str, Watch] = {}
+        self._watches: dict[str, WatchedJob] = {}
         self._task: asyncio.Task[None] | None = None
         self.closed = False
 
@@ -123,7 +123,7 @@ class Dispatcher:
         """A waiter for as long as the block lasts; `read` reads the job for all of its waiters."""
         watch = self._watches.get(job_id)
         if watch is None:
-            watch = self._watches[job_id] = Watch(read, self._look_every_s)
+            watch = self._watches[job_id] = WatchedJob(read, self._look_every_s)
         waiter = Waiter(final_only=final_only)
         watch.waiters.add(waiter)
         try:

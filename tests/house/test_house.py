@@ -278,3 +278,32 @@ def test_an_oversized_function_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path
     (tmp_path / "long.py").write_text("def long():\n" + "    pass\n" * 50)
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     assert oversized([tmp_path / "long.py"]) == ["long.py:long: 51 lines"]
+
+
+def twins(paths: list[Path]) -> list[str]:
+    """Public classes of one name: whoever reads or greps it must find one meaning."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    return [f"{name}: {', '.join(files)}" for name, files in found.items() if len(files) > 1]
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    assert twins([path for room in LAW for path in sources(room)]) == []
+
+
+def test_a_second_class_of_a_name_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("one.py", "two.py"):
+        (tmp_path / name).write_text("class Call:\n    pass\n\n\nclass _Own:\n    pass\n")
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    assert twins([tmp_path / "one.py", tmp_path / "two.py"]) == ["Call: one.py, two.py"]
+
+
+def test_there_are_no_more_settings_than_an_operator_has_a_use_for() -> None:
+    from d3serve.settings import Settings
+
+    assert len(Settings.model_fields) <= 36, (
+        "a number that nobody would change is a constant, with its reason"
+    )

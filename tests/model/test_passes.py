@@ -11,7 +11,7 @@ from d3serve.errors import OutOfDeviceMemory
 from d3serve.model.backbone import Pools
 from d3serve.model.host_tier import HostTier
 from d3serve.model.packing import Bounds, Packer
-from d3serve.model.passes import Findings, PinnedPass, Placing, PreparedJob, note
+from d3serve.model.passes import JobReadout, PinnedPass, Placing, PreparedJob, note
 from d3serve.model.state_cache import StateCache
 from d3serve.schemas.questions import NoulQuestion
 
@@ -59,7 +59,7 @@ class Device:
         )
 
     def decide(self, jobs, fails) -> None:
-        findings = [Findings(job) for job in jobs]
+        readouts = [JobReadout(job) for job in jobs]
         bounds = Bounds(self.pass_rows, self.pass_states, self.pass_tokens, self.pass_questions)
         packer = Packer(jobs, bounds, self.cache.holds)
         while choice := packer.choose():
@@ -74,10 +74,10 @@ class Device:
                 if fails:
                     raise ZeroDivisionError
             for asked in filled.asked:
-                assert asked.question not in findings[asked.job].probabilities
-            note(filled, [[]] * len(filled.asked), findings)
+                assert asked.question not in readouts[asked.job].probabilities
+            note(filled, [[]] * len(filled.asked), readouts)
             packer.succeeded(filled.asked)
-        assert all(len(each.probabilities) == each.job.questions for each in findings)
+        assert all(len(each.probabilities) == each.job.questions for each in readouts)
 
     def check(self) -> None:
         entries = list(self.cache._entries.values())

@@ -34,7 +34,7 @@ class Store:
         self.committed, self.freed, self.held = [], [], True
         self.answers, self.failures = {}, {}
         self.refused = threading.Event()
-        self.passing = list  # jobs that pass by between the batches of a large one
+        self.passing = list  # jobs that overtake a large one between its passes
 
     def claim(self, _pid, *, beside="", **_):
         return Turn("beside", self.passing()) if beside else Turn("lease", self.claimed)

@@ -1,4 +1,4 @@
-"""Between the steps of a long pass: short work passes, the long pass keeps its share, and neither harms the other."""
+"""Between the steps of a long pass short work overtakes it; the pass keeps its share, and neither harms the other."""
 
 import json
 from itertools import pairwise
@@ -156,7 +156,7 @@ def roomy(tiny_checkpoint, monkeypatch):
 
 
 @pytest.mark.anyio
-async def test_the_answers_of_a_long_job_keep_their_bits_whoever_passed(service, roomy, monkeypatch):
+async def test_the_answers_of_a_long_job_keep_their_bits_whoever_overtook(service, roomy, monkeypatch):
     monkeypatch.setattr(yields_module, "LOOK_EVERY_S", 0)
     monkeypatch.setattr(yields_module, "LONG_SHARE", 0)
     settings = service.settings.model_copy(update={"max_batch_tokens": 1_000})

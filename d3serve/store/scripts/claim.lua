@@ -1,8 +1,8 @@
 -- CLAIM: take whole state groups under a lease until the turn is full; the first group always fits.
 -- Tenants take turns: the next group is always one of the tenant that has been given the fewest tokens.
 -- ARGV: lease, worker, pid, lease_ms, max_tokens, max_questions, max_groups, fairness_ms, patience_ms,
---       revision (that the worker has loaded, '' if none), beside (the lease of the worker's long turn that lets this
---       one pass, or '': then only what fits is taken, and nothing that may kill it), lane ... (that the worker serves)
+--       revision (that the worker has loaded, '' if none), beside (the lease of the worker's long turn that this
+--       one overtakes, or '': then only what fits is taken, and nothing that may kill it), lane ... (that the worker serves)
 -- Answers {lanes to wake, {group, {id ...}} ...}; nothing after the lanes when there is no work.
 -- Called again with its own lease, after its answer was lost, it answers the same.
 local lease, worker, pid, lease_ms = unpack(ARGV, 1, 4)

@@ -309,7 +309,7 @@ end
 
 -- Ends a lease: its unfinished jobs wait again, as a lost attempt or as given back unharmed. Of a turn that was lost in
 -- a pass only the jobs of that pass are suspects: their neighbours in the turn lose no attempt. A turn that waited while
--- a short one passed was not the one that ran: it is given back.
+-- a short one overtook it was not the one that ran: it is given back.
 -- Answers (jobs back, jobs that ended, lanes to wake); (-1, 0, {}) when the lease has ended already.
 local function free_lease(lease, lost, now)
   if redis.call('ZREM', K('leases'), lease) == 0 then
