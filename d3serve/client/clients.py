@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import httpx
 
 from d3serve.client import protocol
 from d3serve.client.events import Event, EventReader
+from d3serve.client.media import Source, media_fields
 from d3serve.client.protocol import Job, JobPage, Outcome, Send, Sleep, Steps, T, Trouble
 from d3serve.client.server import Server
 from d3serve.errors import InvalidRequest
@@ -86,10 +87,23 @@ class Client:
         *,
         model: str = DEFAULT_MODEL,
         job: Mapping[str, Any] | None = None,
+        images: Iterable[Source] = (),
+        videos: Iterable[Source] = (),
         idempotency_key: str | None = None,
     ) -> Job:
-        """Post a job and return it as it was accepted; `job` holds its options (lane, webhook, metadata ...)."""
-        return self.submit_body(_body(state, questions, model, job), idempotency_key=idempotency_key)
+        """Post a job and return it as it was accepted.
+
+        Args:
+            state: what is asked about: a text, or JSON.
+            questions: by name, as the HTTP API has them.
+            model: which one answers.
+            job: its options: lane, webhook, metadata ...
+            images: what the state shows: paths, bytes of files, data URLs or Pillow images.
+            videos: the same: paths, bytes of files or data URLs.
+            idempotency_key: makes a second job of the same key the first one; made up if there is none.
+        """
+        body = _body(state, questions, model, job) | media_fields(images, videos)
+        return self.submit_body(body, idempotency_key=idempotency_key)
 
     def submit_body(self, body: Mapping[str, Any], *, idempotency_key: str | None = None) -> Job:
         """Post a request body as it is: what is wrong with it is for the server to say."""
@@ -228,10 +242,13 @@ class AsyncClient:
         *,
         model: str = DEFAULT_MODEL,
         job: Mapping[str, Any] | None = None,
+        images: Iterable[Source] = (),
+        videos: Iterable[Source] = (),
         idempotency_key: str | None = None,
     ) -> Job:
         """Post a job and return it as it was accepted."""
-        return await self.submit_body(_body(state, questions, model, job), idempotency_key=idempotency_key)
+        body = _body(state, questions, model, job) | await asyncio.to_thread(media_fields, images, videos)
+        return await self.submit_body(body, idempotency_key=idempotency_key)
 
     async def submit_body(self, body: Mapping[str, Any], *, idempotency_key: str | None = None) -> Job:
         """Post a request body as it is."""

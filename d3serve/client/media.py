@@ -80,7 +80,7 @@ def _bytes_of(source: Source, field: str) -> bytes:
             return Path(source).read_bytes()
         except (OSError, ValueError) as error:
             told = getattr(error, "strerror", None) or "is no path"
-            raise InvalidRequest(f"cannot read {shown(str(source))}: {told}", field=field) from None
+            raise InvalidRequest(f"cannot read {shown(str(source), 200)}: {told}", field=field) from None
     if hasattr(source, "save"):
         file = io.BytesIO()
         source.save(file, format="PNG")

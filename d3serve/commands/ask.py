@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from d3serve.client import Client
+from d3serve.client.media import media_fields, with_files
 from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
 from d3serve.commands.terminal import messages, plain, printing
 from d3serve.errors import InvalidJSON, InvalidRequest, StorageUnavailable
@@ -37,6 +38,12 @@ def ask(
     score: Annotated[
         list[str] | None, typer.Option(help="A score: 'question: lowest | … | highest'; repeatable.")
     ] = None,
+    image: Annotated[
+        list[Path] | None, typer.Option(help="An image that the state shows; repeatable.")
+    ] = None,
+    video: Annotated[
+        list[Path] | None, typer.Option(help="A video that the state shows; repeatable.")
+    ] = None,
     questions: Annotated[
         str | None, typer.Option(help="Questions as the HTTP API has them: a JSON object, by name.")
     ] = None,
@@ -48,13 +55,16 @@ def ask(
     api_key_file: KeyFile = None,
 ) -> None:
     """Ask a running server: post a job, wait for it and print the answers."""
+    shown = media_fields(image or (), video or ())
+    if shown and state is None:
+        state = ""  # it is what it shows
     flags = state is not None or yes_no or choice or score or questions is not None
     if request and flags:
         raise InvalidRequest("give a request file or --state with questions, not both", field="request")
     body = (
-        read_request(request)
+        with_files(read_request(request), request.parent)
         if request
-        else build_request(state, yes_no or (), choice or (), score or (), questions)
+        else build_request(state, yes_no or (), choice or (), score or (), questions) | shown
     )
     job = post(url, body, api_key=read_key(api_key, api_key_file), console=messages())
     succeeded = show_json(job) if as_json else show_table(job)

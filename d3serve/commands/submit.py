@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
 from d3serve.client import AsyncClient, Job
+from d3serve.client.media import with_files
 from d3serve.commands.ask import find_server
 from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
 from d3serve.commands.result_file import ResultFile, ResultRow
@@ -51,6 +52,7 @@ class Line:
     digest: str
     body: Mapping[str, Any] | None = None
     refusal: D3ServeError | None = None
+    folder: Path = Path()  # where the images and videos lie that it names
 
 
 def submit(
@@ -164,7 +166,9 @@ def _line(path: Path, number: int, text: bytes) -> Line:
         digest = hashlib.sha256(b"%d %b" % (number, text)).hexdigest()
         message = error.message.replace("the body", "it", 1).replace("at line 1 column", "at column")
         return Line(number, digest, refusal=type(error)(f"{path} line {number}: {message}"))
-    return Line(number, hashlib.sha256(json.dumps([number, body]).encode()).hexdigest(), body)
+    return Line(
+        number, hashlib.sha256(json.dumps([number, body]).encode()).hexdigest(), body, folder=path.parent
+    )
 
 
 @dataclass
@@ -232,9 +236,12 @@ async def _job(client: AsyncClient, line: Line) -> Job:
     if line.body is None:
         raise line.refusal or InvalidJSON("the line holds no request")
     key = f"submit-{line.digest}"
+    body = await asyncio.to_thread(
+        with_files, line.body, line.folder
+    )  # not before: all at once may be too much
     for rerun in range(MAX_RERUNS):
         with suppress(JobExpired):  # it was erased, or its input was: ask anew
-            job = await client.submit_body(line.body, idempotency_key=f"{key}-{rerun}" if rerun else key)
+            job = await client.submit_body(body, idempotency_key=f"{key}-{rerun}" if rerun else key)
             if job.done and job.status != "succeeded":
                 await _run_again(client, job)
             break

@@ -50,7 +50,7 @@ def decompress(encoded, coding, limit):
 
 async def read(body, **headers):
     request, _ = request_of([body], **headers)
-    return read_payload(await read_body(request, SETTINGS), SETTINGS)
+    return read_payload(await read_body(request, SETTINGS))
 
 
 @pytest.mark.anyio

@@ -13,6 +13,7 @@ from hostile import odd_bodies
 from processes import ends
 
 from d3serve.api import intake as module
+from d3serve.api.bodies import Body
 from d3serve.api.intake import BRIEF_BYTES, PLAIN_BYTES, VALUES_BYTES, Intake, is_plain, take_in
 from d3serve.errors import D3ServeError, DuplicateKey, InvalidQuestion
 from d3serve.settings import Settings
@@ -47,9 +48,9 @@ def request_of(state, **questions):
 async def test_a_long_text_is_read_in_place(started):
     with contextlib.closing(Intake(SETTINGS)) as intake:
         body = request_of(TEXT).encode()
-        assert await intake.take_in(body) == take_in(body, SETTINGS, any_dialect=False)
+        assert await intake.take_in(Body(body)) == take_in(Body(body), SETTINGS, any_dialect=False)
         with pytest.raises(InvalidQuestion):
-            await intake.take_in(request_of(TEXT, q=NOUL | {"type": "x"}).encode())
+            await intake.take_in(Body(request_of(TEXT, q=NOUL | {"type": "x"}).encode()))
         assert started() == []
 
 
@@ -69,7 +70,7 @@ async def test_a_long_text_is_read_in_place(started):
 )
 async def test_what_may_take_long_is_read_elsewhere(body, started):
     with contextlib.closing(Intake(SETTINGS)) as intake:
-        await intake.take_in(body.encode())
+        await intake.take_in(Body(body.encode()))
         assert started()
 
 
@@ -81,7 +82,7 @@ def test_what_is_read_in_place_takes_a_moment():
         began = time.process_time()
         if is_plain(body):
             with contextlib.suppress(D3ServeError):
-                take_in(body, SETTINGS, any_dialect=True)
+                take_in(Body(body), SETTINGS, any_dialect=True)
             taken[name, len(body)] = time.process_time() - began
     assert len(taken) > 40
     assert max(taken.values()) < MOST_S, taken
@@ -99,7 +100,7 @@ async def test_others_get_their_turn_between_two_bodies(monkeypatch):
     monkeypatch.setattr(module, "read_payload", read)
     monkeypatch.setattr(module, "_checked", lambda *_args, **_options: None)
     with contextlib.closing(Intake(SETTINGS)) as intake:
-        all_read = asyncio.gather(*(intake.take_in(b" " * (BRIEF_BYTES + 1)) for _ in range(20)))
+        all_read = asyncio.gather(*(intake.take_in(Body(b" " * (BRIEF_BYTES + 1))) for _ in range(20)))
         while not all_read.done():
             before = reads
             await asyncio.sleep(0)
@@ -112,32 +113,34 @@ async def test_a_large_body_is_read_like_a_small_one(started):
     with contextlib.closing(Intake(SETTINGS)) as intake:
         assert started() == [], "no process before there is need"
         body = json.dumps(LARGE).encode()
-        assert await intake.take_in(body) == take_in(body, SETTINGS, any_dialect=False)
+        assert await intake.take_in(Body(body)) == take_in(Body(body), SETTINGS, any_dialect=False)
         openai = {
             "model": "m",
             "input": "x" * 70_000,
             "questions": [{"type": "predicate", "instructions": "x"}],
         }
         body = json.dumps(openai).encode()
-        assert await intake.take_in(body, any_dialect=True) == take_in(body, SETTINGS, any_dialect=True)
+        assert await intake.take_in(Body(body), any_dialect=True) == take_in(
+            Body(body), SETTINGS, any_dialect=True
+        )
         wrong = json.dumps(LARGE | {"questions": {"q": NOUL, "p": {"type": "x"}}}).encode()
         with pytest.raises(InvalidQuestion) as caught:
-            await intake.take_in(wrong)
+            await intake.take_in(Body(wrong))
         assert caught.value.field == "questions.p.type"
         assert caught.value.details["errors"][0]["pointer"] == "/questions/p/type"
         with pytest.raises(DuplicateKey):
-            await intake.take_in(b'{"model":"m","model":"m","state":"' + b"x" * 70_000 + b'"}')
+            await intake.take_in(Body(b'{"model":"m","model":"m","state":"' + b"x" * 70_000 + b'"}'))
 
 
 @pytest.mark.anyio
 async def test_a_process_that_is_killed_is_replaced(started):
     with contextlib.closing(Intake(SETTINGS)) as intake:
         body = json.dumps(LARGE).encode()
-        before = await intake.take_in(body)
+        before = await intake.take_in(Body(body))
         killed = started()
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
-        assert await intake.take_in(body) == before
+        assert await intake.take_in(Body(body)) == before
         present = started()
         assert set(present) - set(killed)
     assert all(ends(pid, 30) for pid in present)
