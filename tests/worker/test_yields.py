@@ -1,20 +1,22 @@
-"""Between the steps of a long pass short work overtakes it; the pass keeps its share, and neither harms the other."""
+"""Between the steps of a long pass, on a clock of the test's: who may pass, what is asked and told, what ends it."""
 
-import json
-from itertools import pairwise
+import itertools
 
 import pytest
 
-from d3serve.model import assembly
-from d3serve.model import engine as engine_module
-from d3serve.model.engine import DecisionEngine
-from d3serve.store.turns import TurnStore
+from d3serve.errors import DeviceError, StorageUnavailable
 from d3serve.worker import yields as yields_module
-from d3serve.worker.turn import TurnRunner
-from d3serve.worker.yields import AWAY_S, LONG_SHARE, LOOK_COST, NobodyWaits, Yields
-
-LONG = "x" * 40_000  # 10,000 tokens
-SECOND = "ktoken_ms=100&yield_ms=5"  # the fake engine reads LONG in a second
+from d3serve.worker.yields import (
+    ASK_EVERY_S,
+    AWAY_S,
+    LONG_SHARE,
+    LOOK_COST,
+    LOOK_EVERY_S,
+    TELL_EVERY_S,
+    NobodyWaits,
+    OutOfTime,
+    Yields,
+)
 
 
 class Clock:
@@ -47,12 +49,34 @@ def steps_of(clock, yields, *, seconds, step_s=0.02):
         yields(done / seconds)
 
 
-def test_a_flood_of_short_work_leaves_a_long_pass_its_share(clock):
-    yields = Yields(lambda: True, lambda: clock.work(0.05, result=True))
-    began = clock.now
-    steps_of(clock, yields, seconds=2)
-    assert LONG_SHARE <= 2 / (clock.now - began) < LONG_SHARE + 0.2
-    assert yields.others_s == pytest.approx(clock.now - began - 2)
+@pytest.mark.parametrize("quiet_s", [0, 10])
+@pytest.mark.parametrize("step_s", [0.001, 0.02])
+def test_a_flood_of_short_work_leaves_a_long_pass_its_share(clock, step_s, quiet_s):
+    flood_from = clock.now + quiet_s
+    yields = Yields(lambda: True, lambda: clock.now > flood_from and clock.work(0.05, result=True))
+    steps_of(clock, yields, seconds=quiet_s + 2, step_s=step_s)
+    others = clock.now - flood_from - 2
+    assert LONG_SHARE - 0.01 <= 2 / (2 + others) < LONG_SHARE + 0.2
+    assert yields.others_s == pytest.approx(others, abs=0.05)
+
+
+def test_who_comes_close_behind_another_passes_without_a_step_between(clock):
+    passed_at, waiting = [], []
+
+    def let_pass():
+        if not waiting:
+            return False
+        waiting.pop()
+        passed_at.append(clock.now)
+        return clock.work(0.04, result=True)
+
+    yields = Yields(lambda: True, let_pass)
+    steps_of(clock, yields, seconds=1)  # nobody came: the long pass has paid in advance
+    waiting += ["one", "other"]
+    clock.work(0.04)
+    yields(0.5)
+    yields(0.5)  # the device has the next step already; none has ended
+    assert passed_at[1] - passed_at[0] == pytest.approx(0.04)
 
 
 def test_looks_that_find_nothing_cost_little_however_long_they_take(clock):
@@ -63,15 +87,58 @@ def test_looks_that_find_nothing_cost_little_however_long_they_take(clock):
     assert yields.others_s == 0
 
 
-def test_what_goes_wrong_beside_a_long_pass_is_not_tried_again_at_each_step(clock):
+def test_a_look_that_finds_nothing_is_not_repeated_at_every_step(clock):
+    looks = []
+    steps_of(clock, Yields(lambda: True, lambda: looks.append(clock.now)), seconds=1, step_s=0.001)
+    assert 50 < len(looks) <= 1 / LOOK_EVERY_S
+
+
+def test_whether_a_pass_is_wanted_is_not_asked_at_every_step(clock):
+    asked = []
+    steps_of(clock, Yields(lambda: asked.append(clock.now) or True, None), seconds=5)
+    assert 25 < len(asked) <= 5 / ASK_EVERY_S + 1
+
+
+def test_a_redis_that_hangs_costs_a_long_pass_little(clock):
+    """Whatever is asked or told, it waits for a while and fails."""
+
+    def hang(*_):
+        clock.work(0.25)
+        raise StorageUnavailable("the job table cannot be used")
+
+    for wanted, let_pass, tell in itertools.product(
+        [hang, lambda: True], [hang, lambda: False], [hang, print]
+    ):
+        began = clock.now
+        steps_of(clock, Yields(wanted, let_pass, tell), seconds=10)
+        assert clock.now - began - 10 <= 0.25 * (10 / AWAY_S + 1)
+
+
+def test_what_goes_wrong_beside_a_long_pass_does_not_end_it_and_is_tried_again_later(clock):
     tries = []
 
     def fail():
         tries.append(clock.now)
         raise ConnectionError
 
-    steps_of(clock, Yields(lambda: True, fail), seconds=5)
-    assert 1 < len(tries) <= 5 / AWAY_S + 1
+    steps_of(clock, Yields(lambda: True, fail), seconds=9)
+    assert 1 < len(tries) <= 9 / AWAY_S + 1
+
+
+def test_a_device_that_is_lost_in_a_short_pass_ends_the_long_one_too(clock):
+    def lose():
+        raise DeviceError("an illegal memory access was encountered")
+
+    with pytest.raises(DeviceError):
+        steps_of(clock, Yields(lambda: True, lose), seconds=1)
+
+
+def test_a_short_turn_whose_process_is_to_end_ends_the_long_one_too(clock):
+    def run_out_of_time():
+        raise OutOfTime
+
+    with pytest.raises(OutOfTime):
+        steps_of(clock, Yields(lambda: True, run_out_of_time), seconds=1)
 
 
 def test_a_pass_that_nobody_waits_for_ends_within_two_hundred_milliseconds(clock):
@@ -81,112 +148,56 @@ def test_a_pass_that_nobody_waits_for_ends_within_two_hundred_milliseconds(clock
     assert clock.now - canceled_at <= 0.2
 
 
-@pytest.mark.anyio
-async def test_a_short_question_is_answered_while_a_long_state_is_read(service):
-    worker = service.start_worker("ktoken_ms=500&yield_ms=5")
-    await service.ready()
-    long = await service.submit(LONG, lane="offline")
-    await service.running(long)
+def test_what_is_told_is_linear_in_time_and_seldom(clock):
+    told = []
+    yields = Yields(lambda: True, None, lambda share, eta_s: told.append((clock.now, share, eta_s)))
+    clock.work(1)  # a pass is planned before its first step
+    began = clock.now
+    steps_of(clock, yields, seconds=6)
+    assert 10 < len(told) <= 6 / TELL_EVERY_S
+    for now, share, eta_s in told:
+        assert share == pytest.approx((now - began) / 6)
+        assert eta_s == pytest.approx(6 - (now - began), abs=0.1)
+
+
+def test_what_is_told_of_one_of_several_passes_is_of_the_whole_job(clock):
+    told = []
+    yields = Yields(lambda: True, None, lambda *told_now: told.append(told_now), span=(0.5, 0.25))
+    steps_of(clock, yields, seconds=2)
+    assert all(0.5 < share <= 0.75 for share, _ in told)
+    share, eta_s = told[-1]
+    assert eta_s == pytest.approx((1 - share) * 8, abs=0.2)
+
+
+@pytest.mark.parametrize(("left_s", "ends"), [(6, True), (12, False)])
+def test_a_pass_that_would_outlast_its_process_ends_as_soon_as_that_is_known(clock, left_s, ends):
+    """A pass of ten seconds, which others make four times as long: who stops lets nobody pass."""
+    yields = Yields(lambda: True, lambda: clock.work(0.06, result=True), fits=lambda eta_s: eta_s <= left_s)
+    clock.work(1)  # planning
+    began = clock.now
+    if not ends:
+        steps_of(clock, yields, seconds=10)
+        return
+    with pytest.raises(OutOfTime):
+        steps_of(clock, yields, seconds=10)
+    assert clock.now - began < 2
+
+
+def test_a_pass_is_not_given_up_for_a_guess_from_its_first_step(clock):
     asked = []
-    for number in range(3):
-        asked.append(await service.finish(await service.submit(f"short {number}")))
-        assert (await service.jobs.get(long, "me")).status == "running"
-    done = await service.finish(long)
-    assert (done.status, done.attempt) == ("succeeded", 1)
-    assert all((job.status, job.attempt) == ("succeeded", 1) for job in asked)
-    assert all(done.started_at < job.started_at < job.finished_at < done.finished_at for job in asked)
-    assert len({a_pass["pid"] for a_pass in service.passes()}) == 1
-    assert len(service.passes()) == 4, "the long state is read once"
-    await service.settled()
-    assert await service.finished() == {"succeeded": 4}
-    assert worker.alive()
+    yields = Yields(lambda: True, None, fits=lambda eta_s: asked.append((clock.now, eta_s)) or True)
+    began = clock.now
+    steps_of(clock, yields, seconds=2)
+    assert {eta_s for now, eta_s in asked if now - began < TELL_EVERY_S} == {0.0}
+    assert all(eta_s > 0 for now, eta_s in asked if TELL_EVERY_S + 0.02 < now - began < 1.9)
 
 
-@pytest.mark.anyio
-async def test_long_jobs_are_served_in_the_order_in_which_they_came(service):
-    ids = [await service.submit(f"{number} {LONG}", wake=False) for number in range(3)]
-    service.start_worker(SECOND)
-    jobs = await service.finish_all(ids)
-    assert [job.attempt for job in jobs] == [1, 1, 1]
-    for earlier, later in pairwise(jobs):
-        assert earlier.finished_at <= later.started_at
+def test_a_process_whose_time_is_over_ends_its_pass_though_redis_is_away(clock):
+    def hang():
+        clock.work(0.25)
+        raise StorageUnavailable("the job table cannot be used")
 
-
-@pytest.mark.anyio
-async def test_a_job_that_turns_out_too_large_waits_unharmed_and_is_not_claimed_again_and_again(service):
-    """The store guesses by bytes. This one's state has twice as many tokens, once it is JSON."""
-    worker = service.start_worker(f"{SECOND}&beside_tokens=400")
-    await service.ready()
-    long = await service.submit(LONG)
-    await service.running(long)
-    large = await service.submit('"' * 1_000)
-    short = await service.submit("short")
-    early, late, done = await service.finish_all([short, large, long])
-    assert early.finished_at < done.finished_at <= late.started_at
-    assert [(job.status, job.attempt) for job in (early, late, done)] == [("succeeded", 1)] * 3
-    assert len(await worker.events("job.too_large_beside")) == 1
-
-
-@pytest.mark.anyio
-async def test_short_jobs_in_one_pass_are_not_overtaken_by_later_ones(service):
-    ids = await service.submit_many((f"early {n}" for n in range(20)), wake=False)
-    service.start_worker("state_ms=30&yield_ms=5")
-    await service.ready()
-    await service.running(ids[0])
-    late = await service.finish(await service.submit("late"))
-    early = await service.finish_all(ids)
-    assert max(job.finished_at for job in early) <= late.started_at
-
-
-@pytest.mark.anyio
-async def test_short_jobs_of_a_turn_do_not_wait_for_a_long_one_of_the_same_turn(service):
-    long, short = await service.submit_many([LONG, "short"], wake=False)
-    service.start_worker(SECOND)
-    first, last = await service.finish_all([short, long])
-    assert first.started_at == last.started_at, "not one turn"
-    assert last.finished_at - first.finished_at > 0.5
-
-
-@pytest.fixture
-def roomy(tiny_checkpoint, monkeypatch):
-    """The real engine; a pass of a thousand rows is long, and has some hundred steps."""
-    monkeypatch.setattr(engine_module, "LONG_ROWS", 1000)
-    monkeypatch.setattr(assembly, "MLP_ROWS", 100)
-    return DecisionEngine.load(str(tiny_checkpoint), device="cpu", state_cache_bytes=138_000_000)
-
-
-@pytest.mark.anyio
-async def test_the_answers_of_a_long_job_keep_their_bits_whoever_overtook(service, roomy, monkeypatch):
-    monkeypatch.setattr(yields_module, "LOOK_EVERY_S", 0)
-    monkeypatch.setattr(yields_module, "LONG_SHARE", 0)
-    settings = service.settings.model_copy(update={"max_batch_tokens": 1_000})
-    runner = TurnRunner(TurnStore(service.redis, settings, "w"), roomy, settings, lambda _lane: None)
-    state, results, jobs = "the customer was charged twice for an order " * 120, [], []
-    for company in (0, 12):
-        long = await service.submit(state, questions=3, wake=False)
-        short = [await service.submit(f"they refund {company} {n}", wake=False) for n in range(company)]
-        for key in roomy.cached_state_keys():
-            roomy.cache.forget(key)
-        runner.run()
-        jobs = await service.finish_all([long, *short], 1)
-        results.append(json.loads(await service.jobs.result(long, "me")))
-    assert results[0] == results[1]
-    long, *short = jobs
-    assert all(long.started_at <= job.started_at <= job.finished_at <= long.finished_at for job in short)
-    assert {job.attempt for job in jobs} == {1}
-
-
-@pytest.mark.anyio
-async def test_a_running_job_tells_the_share_of_its_work_and_the_time_that_is_left(service):
-    service.start_worker("ktoken_ms=200&yield_ms=5")  # LONG takes two seconds
-    await service.ready()
-    long = await service.submit(LONG)
-    seen = [job async for job in service.jobs.watch(long, "me")]
-    told = [job for job in seen if job.status == "running" and job.progress.eta_s is not None]
-    shares = [job.progress.fraction for job in told]
-    assert len(set(shares)) >= 2
-    assert shares == sorted(shares)
-    assert 0 < shares[0] < shares[-1] < 1
-    assert all(job.progress.eta_s > 0 for job in told)
-    assert (seen[-1].progress.fraction, seen[-1].progress.eta_s) == (1, None)
-    assert len(told) < 40, "a few times a second"
+    over_at = clock.now + 1
+    with pytest.raises(OutOfTime):
+        steps_of(clock, Yields(hang, hang, fits=lambda eta_s: clock.now + eta_s < over_at), seconds=20)
+    assert clock.now < over_at + 0.5
