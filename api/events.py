@@ -46,6 +46,9 @@ async def stream(
                 if job is None:
                     yield format_sse_event(comment="still here")
                     continue
+                again = (job.attempt + 1, QUEUED, 0)
+                if job.status == "queued" and after > again:  # given back uncharged: its attempt begins anew
+                    after = (job.attempt + 1, QUEUED, -1)
                 result = await fetch_result() if job.status == "succeeded" else None
                 for place, name, data in events_of(job, result):
                     if place > after:

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Final
 import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
+from rich.progress import BarColumn
 from rich.table import Table
 
 from d3serve.client import Client
 from d3serve.client.media import media_fields, with_files
 from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
-from d3serve.commands.terminal import messages, plain, printing
+from d3serve.commands.terminal import bar, messages, plain, printing
 from d3serve.errors import InvalidJSON, InvalidRequest, StorageUnavailable
 from d3serve.schemas.questions import Answer
 from d3serve.text.strict_json import read_json
@@ -181,11 +182,25 @@ def post(url: str, body: Mapping[str, Any], *, api_key: str | None, console: Con
         D3ServeError: the server refused it or cannot be reached.
     """
     find_server(url, api_key)
-    with Client(url, api_key=api_key) as client, console.status(f"waiting for {plain(url)}") as line:
+    columns = ("{task.description}", BarColumn(), "{task.fields[left]}")
+    with Client(url, api_key=api_key) as client, bar(console, *columns) as progress:
+        line = progress.add_task(f"waiting for {plain(url)}", total=None, left="")
         job = client.submit_body(body)
         for event in client.events(job.id):
-            line.update(plain(event.name))
+            fraction, left = told_progress(event.data)
+            total = 1 if fraction else None  # of what has no share yet, the bar only shows that it waits
+            progress.update(line, description=plain(event.name), completed=fraction, total=total, left=left)
         return dict(client.get(job.id).raw)
+
+
+def told_progress(data: Any) -> tuple[float, str]:
+    """The share of its work that a running job has done, as an event tells it, and what a person reads beside a bar."""
+    told = data if isinstance(data, Mapping) else {}
+    fraction, eta_s = told.get("fraction"), told.get("eta_s")
+    if not isinstance(fraction, int | float):
+        return 0.0, ""
+    left = f", {eta_s:.0f} s left" if isinstance(eta_s, int | float) else ""
+    return min(max(float(fraction), 0.0), 1.0), f"{fraction:.0%}{left}"
 
 
 def show_json(job: Mapping[str, Any]) -> bool:

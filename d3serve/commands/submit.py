@@ -5,7 +5,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +13,21 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TimeRemainingColumn,
+)
 
 from d3serve.client import AsyncClient, Job
 from d3serve.client.media import with_files
-from d3serve.commands.ask import find_server
+from d3serve.commands.ask import find_server, told_progress
 from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
 from d3serve.commands.result_file import ResultFile, ResultRow
-from d3serve.commands.terminal import messages
+from d3serve.commands.terminal import bar, messages
 from d3serve.errors import (
     D3ServeError,
     InternalError,
@@ -36,6 +43,7 @@ from d3serve.errors import (
 from d3serve.text.strict_json import read_json
 
 PATIENCE_S: Final = 600.0  # a deploy, a broker's restart and a full queue of minutes end within it
+SHOW_EVERY_S: Final = 1.0
 RETRY_S: Final = 5.0  # between tries of a line that the server itself could not serve
 MAX_DEPTH: Final = 200  # what an API may be set to allow; its own limit is the one that counts
 MAX_RERUNS: Final = 100  # of a line whose jobs were erased one after another
@@ -180,15 +188,31 @@ class _Run:
     patience_s: float
     gate: asyncio.Semaphore
     progress: Progress
-    bar: TaskID
+    task: TaskID
+    ended: int
     answered: float = field(default_factory=time.monotonic)
+    posted: set[str] = field(default_factory=set)
+    running: Sequence[Job] = ()
 
     async def line(self, line: Line) -> None:
         """Ask a line and keep its outcome."""
         async with self.gate:
             row = {"line": line.number, "request": line.digest, **await self._outcome(line)}
         self.results.add(row)
-        self.progress.advance(self.bar)
+        self.ended += 1
+        self._show()
+
+    async def watch(self) -> None:
+        """Show how far the jobs that run have come, a second at a time, for as long as it is let."""
+        while True:
+            await asyncio.sleep(SHOW_EVERY_S)
+            with suppress(D3ServeError):  # it is only the bar
+                self.running = (await self.client.list(status="running", limit=100)).jobs
+                self._show()
+
+    def _show(self) -> None:
+        shares = (told_progress(job.raw.get("progress"))[0] for job in self.running if job.id in self.posted)
+        self.progress.update(self.task, completed=self.ended + sum(shares))
 
     async def _outcome(self, line: Line) -> ResultRow:
         """What came of a line: its job, or a refusal of its request. Trouble of the server's is neither.
@@ -199,7 +223,7 @@ class _Run:
         until = time.monotonic() + self.patience_s
         while True:
             try:
-                job = await _job(self.client, line)
+                job = await _job(self.client, line, self.posted)
             except InternalError as error:  # our client has told this at once: it may be this line alone
                 if time.monotonic() < until:
                     await asyncio.sleep(RETRY_S)
@@ -227,8 +251,10 @@ def _is_of_the_line(error: D3ServeError) -> bool:
     return not isinstance(error, ServiceError) and 400 <= status < 500 and status not in NOT_OF_THE_LINE
 
 
-async def _job(client: AsyncClient, line: Line) -> Job:
+async def _job(client: AsyncClient, line: Line, posted: set[str]) -> Job:
     """The line's job when it is done: the one that an earlier run made, run again if it did not succeed, or a new one.
+
+    Its id is among those `posted` meanwhile.
 
     Raises:
         D3ServeError: there is none; says why.
@@ -249,7 +275,11 @@ async def _job(client: AsyncClient, line: Line) -> Job:
         raise InvalidRequest(
             f"the jobs of this line were lost {MAX_RERUNS} times: give it another place in its file"
         )
-    return await client.wait(job.id)
+    posted.add(job.id)
+    try:
+        return await client.wait(job.id)
+    finally:
+        posted.discard(job.id)
 
 
 async def _run_again(client: AsyncClient, job: Job) -> None:
@@ -277,16 +307,28 @@ async def _submit_all(
     columns = (
         "[progress.description]{task.description}",
         BarColumn(),
+        TaskProgressColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("jobs", total=total, completed=total - len(waiting))
+    with bar(console, *columns, stays=True) as progress:
+        task = progress.add_task("jobs", total=total, completed=total - len(waiting))
         try:
             async with AsyncClient(url, api_key=api_key, patience_s=patience_s) as client, \
                     asyncio.TaskGroup() as group:  # fmt: skip
-                run = _Run(client, results, patience_s, asyncio.Semaphore(at_once), progress, bar)
-                for line in waiting:
-                    group.create_task(run.line(line))
+                run = _Run(
+                    client,
+                    results,
+                    patience_s,
+                    asyncio.Semaphore(at_once),
+                    progress,
+                    task,
+                    total - len(waiting),
+                )
+                lines = [group.create_task(run.line(line)) for line in waiting]
+                if lines and not progress.disable:
+                    watch = group.create_task(run.watch())
+                    await asyncio.wait(lines)
+                    watch.cancel()
         except ExceptionGroup as trouble:  # the same, many times over
             raise trouble.exceptions[0] from None

@@ -9,6 +9,7 @@ from typing import IO, Final
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress, ProgressColumn
 
 from d3serve.errors import InvalidRequest
 
@@ -63,6 +64,11 @@ def _let_go_of_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def bar(console: Console, *columns: str | ProgressColumn, stays: bool = False) -> Progress:
+    """A progress bar on a terminal, gone when its block ends unless it `stays`; on a pipe it writes nothing."""
+    return Progress(*columns, console=console, transient=not stays, disable=not console.file.isatty())
 
 
 def messages() -> Console:

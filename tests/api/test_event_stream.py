@@ -1,5 +1,6 @@
 """What an event stream looks like on the wire."""
 
+import asyncio
 import json
 
 import pytest
@@ -24,3 +25,22 @@ async def test_no_text_ends_a_line_of_the_stream_for_any_reader(client, worker):
     told = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     assert told[-1]["metadata"]["note"] == text
     assert any(one.get("question") == f"q{LINE_BREAKS}" for one in told)
+
+
+async def test_a_job_that_was_given_back_is_told_as_queued_and_by_its_new_share(client, worker):
+    """Given back uncharged its attempt has the same number again: what was told of it is no longer so."""
+    body = {
+        "model": "jev-latest",
+        "state": "hello",
+        "questions": {"q": {"type": "noul", "instructions": "x"}},
+    }
+    job = (await client.post("/v1/jobs", json=body)).json()
+    turn = worker.claim()
+    worker.turns.note_share(turn.lease, [job["id"]], 0.5, 9.0)
+    worker.turns.free(turn.lease, "back")
+    headers = {"Last-Event-ID": "1.2.500"}
+    stream = asyncio.ensure_future(client.get(job["urls"]["events"], headers=headers))
+    await asyncio.wait([stream], timeout=1)  # it reads the job as it is now
+    worker.work()
+    names = [line for line in (await stream).text.splitlines() if line.startswith("event: ")]
+    assert names == [f"event: {name}" for name in ("queued", "started", "progress", "answer", "done")]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 from processes import is_alive
+from service import serving
 
 from d3serve.schemas import DecisionRequest, JobOptions
 from d3serve.schemas.questions import NoulQuestion
@@ -21,6 +22,8 @@ from d3serve.store.jobs import JobStore
 from d3serve.store.keys import Keys
 from d3serve.up.broker import EmbeddedBroker
 from d3serve.wake.celery_app import Waker
+
+__all__ = ["serving"]
 
 # What no setting is, and tests choose all the same.
 CONSTANTS = {

@@ -1,10 +1,13 @@
 """Short work beside a long pass, with real workers: it passes, the long pass keeps its share, none harms the other."""
 
 import json
+import time
 from itertools import pairwise
 
 import pytest
 
+from d3serve.api.app import create_app
+from d3serve.client import AsyncClient
 from d3serve.model import assembly
 from d3serve.model import engine as engine_module
 from d3serve.model.engine import DecisionEngine
@@ -35,6 +38,21 @@ async def test_a_short_question_is_answered_while_a_long_state_is_read(service):
     await service.settled()
     assert await service.finished() == {"succeeded": 4}
     assert worker.alive()
+
+
+@pytest.mark.anyio
+async def test_a_short_question_is_answered_while_a_long_text_is_tokenized(service):
+    service.start_worker("prepare_ms=200&ktoken_ms=10&yield_ms=5")
+    await service.ready()
+    long = await service.submit("x" * 60_000)  # 15,000 tokens, three seconds of preparing
+    async for job in service.jobs.watch(long, "me"):
+        if job.status == "running":
+            break
+    short = await service.finish(await service.submit("short"))
+    assert (await service.jobs.get(long, "me")).progress.stage == "preparing"
+    done = await service.finish(long)
+    assert [(job.status, job.attempt) for job in (short, done)] == [("succeeded", 1)] * 2
+    assert short.finished_at < done.finished_at
 
 
 @pytest.mark.anyio
@@ -71,6 +89,20 @@ async def test_short_jobs_in_one_pass_are_not_overtaken_by_later_ones(service):
     late = await service.finish(await service.submit("late"))
     early = await service.finish_all(ids)
     assert max(job.finished_at for job in early) <= late.started_at
+
+
+@pytest.mark.anyio
+async def test_an_offline_turn_of_many_middle_sized_states_lets_short_work_pass(service):
+    ids = [await service.submit(f"{n} " + "x" * 6_000, lane="offline", wake=False) for n in range(4)]
+    service.start_worker("ktoken_ms=500&yield_ms=5")  # each takes 0.75 s, none is longer than what may pass
+    await service.ready()
+    await service.running(ids[0])
+    short = await service.finish(await service.submit("short"))
+    offline = [await service.jobs.get(job_id, "me") for job_id in ids]
+    assert [job.status for job in offline if job.started_at][-1] == "running"
+    assert "succeeded" not in {job.status for job in offline}, "it waited for the end of a pass"
+    done = await service.finish_all(ids)
+    assert {(job.status, job.attempt) for job in (short, *done)} == {("succeeded", 1)}
 
 
 @pytest.mark.anyio
@@ -125,3 +157,29 @@ async def test_a_running_job_tells_the_share_of_its_work_and_the_time_that_is_le
     assert all(job.progress.eta_s > 0 for job in told)
     assert (seen[-1].progress.fraction, seen[-1].progress.eta_s) == (1, None)
     assert len(told) < 40, "a few times a second"
+
+
+@pytest.mark.anyio
+async def test_the_event_stream_tells_a_share_that_grows_with_time_and_the_time_that_is_left(
+    service, serving
+):
+    service.start_worker("ktoken_ms=300&yield_ms=5")  # LONG takes three seconds
+    await service.ready()
+    body = {"model": "jev-latest", "state": LONG, "questions": {"q": {"type": "noul", "instructions": "x"}}}
+    with serving(create_app(service.settings)) as url:
+        async with AsyncClient(url) as client:
+            job = await client.submit_body(body)
+            told = [
+                (time.monotonic(), event.data["fraction"], event.data["eta_s"])
+                async for event in client.events(job.id)
+                if event.name == "progress" and "eta_s" in event.data
+            ]
+    shares = [share for _, share, _ in told]
+    assert len(set(shares)) >= 2
+    assert 0 < shares[0] < shares[-1] < 1
+    assert shares == sorted(shares)
+    (began, first, _), (ended, last, _) = told[0], told[-1]
+    for now, share, eta_s in told:
+        line = first + (last - first) * (now - began) / (ended - began)
+        assert share == pytest.approx(line, abs=0.25)
+        assert eta_s > 0

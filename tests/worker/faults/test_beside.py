@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from d3serve.store.encode import MAX_ATTEMPTS
+from d3serve.store.turns import TurnStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
@@ -35,7 +36,7 @@ async def charged(service, long, short):
 
 @pytest.mark.parametrize("killed", ["child", "machine"])
 async def test_what_kills_a_process_in_a_short_pass_costs_the_long_job_no_attempt(service, killed):
-    worker, long, short = await beside(service, "fake:sleep=2")
+    worker, long, short = await beside(service, "fake:sleep=3")
     if killed == "child":
         os.kill(service.child(worker), signal.SIGKILL)
     else:
@@ -45,7 +46,7 @@ async def test_what_kills_a_process_in_a_short_pass_costs_the_long_job_no_attemp
 
 
 async def test_a_worker_stalled_in_a_short_pass_past_both_leases_ends_neither_job_again(service):
-    stalled, long, short = await beside(service, "fake:sleep=2")
+    stalled, long, short = await beside(service, "fake:sleep=3")
     os.killpg(stalled.pid, signal.SIGSTOP)
     service.start_worker(ENGINE)
     assert await charged(service, long, short) == [("succeeded", 1), ("succeeded", 2)]
@@ -82,16 +83,39 @@ async def test_a_short_pass_that_fails_leaves_the_long_one_alone(service, state,
 
 
 async def test_a_short_job_that_is_canceled_beside_a_long_one_ends_alone(service):
-    _, long, short = await beside(service, "fake:sleep=1")
+    _, long, short = await beside(service, "fake:sleep=3")
     await service.jobs.cancel(short, "me")
     assert await charged(service, long, short) == [("succeeded", 1), ("canceled", 1)]
 
 
 async def test_a_long_job_that_is_canceled_while_it_waits_ends_after_the_short_one(service):
-    _, long, short = await beside(service, "fake:sleep=1")
+    _, long, short = await beside(service, "fake:sleep=3")
     await service.jobs.cancel(long, "me")
     assert await charged(service, long, short) == [("canceled", 1), ("succeeded", 1)]
     assert len(service.passes()) == 1, "the long pass did not end"
+
+
+def lose(service, job_id):
+    """End the lease that holds a job, as a sweep does when nobody has renewed it."""
+    lease = service.redis.hget(service.key("job", job_id), "lease")
+    TurnStore.open(service.settings, "sweeper").free(lease, "lost")
+
+
+async def test_a_long_turn_that_loses_its_lease_while_it_waits_ends_and_its_job_is_read_again(service):
+    worker, long, short = await beside(service, "fake:sleep=3")
+    lose(service, long)
+    assert await charged(service, long, short) == [("succeeded", 1), ("succeeded", 1)]
+    reads = [a_pass for a_pass in service.passes() if a_pass["fresh"]]
+    assert len(reads) == 2, "the long pass without a lease did not end"
+    assert worker.alive()
+
+
+async def test_a_short_turn_that_loses_its_lease_cannot_commit_and_costs_the_long_job_nothing(service):
+    worker, long, short = await beside(service, "fake:sleep=3")
+    lose(service, short)
+    assert await charged(service, long, short) == [("succeeded", 1), ("succeeded", 2)]
+    done = await worker.events("job.done", 3)
+    assert [event["status"] for event in done if event["job_id"] == short] == ["refused", "succeeded"]
 
 
 async def test_a_long_job_that_is_canceled_frees_the_device(service):

@@ -53,6 +53,28 @@ async def test_a_killed_broker_comes_back_with_every_job(service, broker, busy):
     assert await service.finished() == {"succeeded": len(ids)}
 
 
+@pytest.mark.parametrize("fault", ["frozen", "killed"])
+async def test_a_long_pass_goes_on_while_the_broker_is_away(service, broker, fault):
+    """It stays away until the pass has ended: who waited for it would wait for ever."""
+    service.start_worker("ktoken_ms=250&yield_ms=10", lease_s=600)
+    await service.ready()
+    long = await service.submit("x" * 40_000)  # 10,000 tokens
+    await service.told(long)
+    assert service.passes() == []
+    os.kill(broker.pid, signal.SIGSTOP if fault == "frozen" else signal.SIGKILL)
+    async with asyncio.timeout(15):
+        while not service.passes():  # noqa: ASYNC110 # in a file
+            await asyncio.sleep(0.02)
+    if fault == "frozen":
+        os.kill(broker.pid, signal.SIGCONT)
+    else:
+        await asyncio.to_thread(broker.stop)
+        await asyncio.to_thread(broker.start)
+    job = await service.finish(long)
+    assert (job.status, job.attempt) == ("succeeded", 1)
+    assert len(service.passes()) == 1
+
+
 async def test_a_killed_broker_comes_back_with_its_references_to_files(service, broker, tmp_path):
     service.settings = service.settings.model_copy(update={"state_dir": tmp_path / "states"})
     async with JobStore.open(service.settings) as service.jobs:
