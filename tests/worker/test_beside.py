@@ -1,4 +1,4 @@
-"""Short work beside a long pass, with real workers: it passes, the long pass keeps its share, none harms the other."""
+"""Short work beside a long pass, with real workers: it overtakes, the long pass keeps its share."""
 
 import json
 import time
@@ -92,7 +92,7 @@ async def test_short_jobs_in_one_pass_are_not_overtaken_by_later_ones(service):
 
 
 @pytest.mark.anyio
-async def test_an_offline_turn_of_many_middle_sized_states_lets_short_work_pass(service):
+async def test_an_offline_turn_of_many_middle_sized_states_lets_short_work_overtake(service):
     ids = [await service.submit(f"{n} " + "x" * 6_000, lane="offline", wake=False) for n in range(4)]
     service.start_worker("ktoken_ms=500&yield_ms=5")  # each takes 0.75 s, none is longer than what may pass
     await service.ready()

@@ -1,4 +1,4 @@
-"""Between the steps of a long pass, on a clock of the test's: who may pass, what is asked and told, what ends it."""
+"""Between the steps of a long pass, on a clock of the test's: who may overtake, what is asked and told, what ends it."""
 
 import itertools
 
@@ -60,17 +60,17 @@ def test_a_flood_of_short_work_leaves_a_long_pass_its_share(clock, step_s, quiet
     assert yields.others_s == pytest.approx(others, abs=0.05)
 
 
-def test_who_comes_close_behind_another_passes_without_a_step_between(clock):
+def test_who_comes_close_behind_another_overtakes_without_a_step_between(clock):
     passed_at, waiting = [], []
 
-    def let_pass():
+    def let_overtake():
         if not waiting:
             return False
         waiting.pop()
         passed_at.append(clock.now)
         return clock.work(0.04, result=True)
 
-    yields = Yields(lambda: True, let_pass)
+    yields = Yields(lambda: True, let_overtake)
     steps_of(clock, yields, seconds=1)  # nobody came: the long pass has paid in advance
     waiting += ["one", "other"]
     clock.work(0.04)
@@ -106,11 +106,11 @@ def test_a_redis_that_hangs_costs_a_long_pass_little(clock):
         clock.work(0.25)
         raise StorageUnavailable("the job table cannot be used")
 
-    for wanted, let_pass, tell in itertools.product(
+    for wanted, let_overtake, tell in itertools.product(
         [hang, lambda: True], [hang, lambda: False], [hang, print]
     ):
         began = clock.now
-        steps_of(clock, Yields(wanted, let_pass, tell), seconds=10)
+        steps_of(clock, Yields(wanted, let_overtake, tell), seconds=10)
         assert clock.now - began - 10 <= 0.25 * (10 / AWAY_S + 1)
 
 
