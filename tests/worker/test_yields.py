@@ -1,4 +1,4 @@
-"""Between the steps of a long pass, on a clock of the test's: who may overtake, what is asked and told, what ends it."""
+"""Between the steps of a long pass, on a clock of the test's: who overtakes, what is asked and told, what ends it."""
 
 import itertools
 
