@@ -1,6 +1,5 @@
 """Matrices and products: eight-bit floats with a scale for each row, how rows are quantized, the order of sums."""
 
-import warnings
 from dataclasses import dataclass
 from typing import Self
 
@@ -60,10 +59,10 @@ def sum_rows_alike() -> None:
     cuBLAS splits the sums of a wide matrix for some numbers of rows, which changes one element in a hundred; over
     64 layers that grows until a probability moves by 0.05. cuBLASLt without splits is as fast on the shapes served.
     """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*preferred_blas_library is an experimental feature", UserWarning)
-        torch.backends.cuda.preferred_blas_library("cublaslt")
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
+    cuda = torch.backends.cuda
+    if cuda.preferred_blas_library().name != "Cublaslt":  # torch warns on stderr whenever it is chosen in here
+        cuda.preferred_blas_library("cublaslt")
+    cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """What a worker needs of an engine, and how it gets one: the real model, or a fake of known speed."""
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -112,6 +113,8 @@ def load_engine(settings: Settings) -> Engine:
             pass_tokens=settings.max_batch_tokens,
             pass_questions=TurnStore.max_batch_questions,
         )
+    # Read as torch comes in. Chosen afterwards, `sum_rows_alike`'s library makes torch warn on stderr, from C++.
+    os.environ["TORCH_BLAS_PREFER_CUBLASLT"] = "1"
     from d3serve.model.engine import DecisionEngine  # noqa: PLC0415 # brings torch into this process
 
     engine = DecisionEngine.load(
