@@ -6,6 +6,8 @@ Random BF16 weights at the 27B geometry. The reference is FP32 everywhere, TF32 
 widened one at a time as they are read. Parts, in the order of `--parts`:
 
     cached     64K and 117K states cached against read: equal bits
+    times      the time of two turns, and the same of their states
+    floor      the questions below with nothing rounded but what matrix products read
     questions  1,000 questions on prompts of 250 tokens: ours, transformers' BF16, decisions changed
     long       the same on prompts of 4,000 and 24,000 tokens
     budget     the error that each rounding adds by itself
@@ -27,25 +29,34 @@ import parity
 import torch
 from engine import Bench, answers, synchronize
 from engine_rows import ROWS, Row
+from exact import exact, exact_while, kept
 from geometries import GEOMETRY_27B, GEOMETRY_TINY
 from peers import Peer
-from rounding import KERNELS, POINTS, STREAM, RoundedOperations, widened
+from rounding import KERNELS, POINTS, STREAM
 from torch import Tensor
 
-from d3serve.model.backbone import Backbone, PassInputs, Pools
-from d3serve.model.capacity import MLP_ROWS
 from d3serve.model.passes import PreparedJob
-from d3serve.model.plan import QuestionRows, StatePlace, StateRows, plan_rows
 
 STATE_ONCE = 1_000  # tokens of a state from which transformers reads it once instead of once a question
 BATCH = 16  # questions that transformers gets at once: a 24K state's cache is repeated for each
-PASS_ROWS = 12_000  # rows of short prompts in one pass of the reference
 ANSWERS_ROWS = 60_000
 
 QUESTIONS = Row("250 tokens", 210, 50, 40, jobs=20)
 LONG = (Row("4,000 tokens", 3_960, 32, 40, jobs=2), Row("24,000 tokens", 23_960, 48, 40))
 BUDGET = Row("budget", 210, 24, 40, jobs=3)
+TIMED = tuple(
+    row for row in ROWS if row.name in ("150-token state, 1 question of 100", "24K state, 4 questions of 100")
+)
 FLOAT8 = Row("FP8, 250 tokens", 210, 50, 40, jobs=8)
+PARTS = ("cached", "times", "questions", "floor", "long", "budget", "float8")
+OPERANDS = {
+    "normed rows, to a mixer",
+    "normed rows, to an MLP",
+    "normed rows, to the readout",
+    "gated attention",
+    "gated norm's output",
+    "silu(gate) * up",
+}
 MENDS = {
     "all of a BF16 pass": set(POINTS),
     "the same, and the stream": {*POINTS, STREAM},
@@ -58,9 +69,12 @@ MENDS = {
 class Report:
     """What was found so far, written after every part; and how much time is left."""
 
-    def __init__(self, folder: Path | None, seconds: float, head: dict[str, Any]) -> None:
-        """Write to `folder`, if there is one; `seconds` count from now."""
+    def __init__(
+        self, folder: Path | None, seconds: float, head: dict[str, Any], references: Path | None = None
+    ) -> None:
+        """Write to `folder`, if there is one; `seconds` count from now; keep FP32 answers in `references`."""
         self.found = head
+        self.references = references
         self._folder = folder
         self._began = time.monotonic()
         self._seconds = seconds
@@ -83,41 +97,6 @@ class Report:
             (self._folder / "fidelity.json").write_text(json.dumps(self.found, indent=1) + "\n")
 
 
-@torch.inference_mode()
-def exact(bench: Bench, jobs: Sequence[PreparedJob], points: Set[str] = frozenset()) -> Tensor:
-    """Probabilities [questions, OPTIONS] in FP32, but for tensors rounded at `points`, all jobs in one pass."""
-    g, states, questions, row = bench.geometry, [], [], 0
-    for slot, job in enumerate(jobs):
-        place = StatePlace(row, len(job.state), slot)
-        states.append(StateRows(job.state, place))
-        questions += [QuestionRows(block, place) for block in job.blocks]
-        row += len(job.state)
-    planned = plan_rows(states, questions, scratch_start=row)
-    pools = Pools.allocate(
-        g, rows=len(planned.tokens), slots=len(jobs), device=bench.device, dtype=torch.float32
-    )
-    backbone = Backbone(g, widened(bench.weights), pools, mlp_rows=MLP_ROWS)
-    backbone.ops = RoundedOperations(points, len(g.layer_types))
-    shape = backbone.attention_shape(causal=False)
-    cut = backbone.ops.cut_attention(planned.segments, shape)
-    hidden = backbone.forward(PassInputs.build(backbone.ops, planned, cut, shape))
-    return parity.probabilities(hidden.double() @ bench.weights.readout.double().T)
-
-
-def in_passes(jobs: Sequence[PreparedJob]) -> list[list[PreparedJob]]:
-    """Jobs grouped so that a pass of the reference stays small enough to be cheap in memory."""
-    groups: list[list[PreparedJob]] = []
-    rows = PASS_ROWS
-    for job in jobs:
-        size = len(job.state) + sum(map(len, job.blocks))
-        if rows + size > PASS_ROWS:
-            groups.append([])
-            rows = 0
-        groups[-1].append(job)
-        rows += size
-    return groups
-
-
 def ours(bench: Bench, row: Row, jobs: Sequence[PreparedJob]) -> Tensor:
     """The engine's answers."""
     runner = bench.engine(rows=min(ANSWERS_ROWS, row.tokens + 64), slots=len(jobs) + 1)
@@ -137,44 +116,30 @@ def theirs(bench: Bench, peer: Peer, job: PreparedJob) -> Tensor:
     return torch.cat([parity.probabilities(part) for part in parts])
 
 
-def errors(found: Tensor, reference: Tensor) -> dict[str, Any]:
-    """The rms of dp with its standard error over questions, the largest, and decisions changed where it matters."""
-    difference = (found - reference).double()
-    squares = difference.square().mean(dim=1)
-    root = float(squares.mean().sqrt())
-    return {
-        "rms": round(root, 6),
-        "+-": round(float(squares.std()) / len(squares) ** 0.5 / (2 * root), 6) if root else 0.0,
-        "largest": round(float(difference.abs().max()), 5),
-        "changed beyond the margin": parity.changed_decisions(found, reference),
-        "changed": int((found.argmax(-1) != reference.argmax(-1)).sum()),
-        "questions": len(found),
-    }
-
-
-def peers_of(bench: Bench) -> dict[str, Peer]:
+def peers_of(bench: Bench, options: argparse.Namespace) -> dict[str, Peer]:
     """Transformers with its vectors in FP32, as ours are, and all in BF16, as it loads a package."""
+    if options.no_peers:
+        return {}
     return {"transformers, vectors in FP32": bench.peer, "transformers": bench.loaded_peer}
+
+
+def with_reference(bench: Bench, report: Report, part: str, row: Row) -> tuple[list[PreparedJob], Tensor]:
+    """A row's jobs, as many as there was time to measure in FP32, and their FP32 answers."""
+    bench.reseed()
+    jobs, began = bench.jobs(row), time.monotonic()
+    weights = "float8" if part == "float8" else "bfloat16"
+    file = report.references and report.references / f"{weights}, {row.name}.pt"
+    reference = kept(file, lambda: exact_while(bench, jobs, frozenset(), lambda: report.left > 60))
+    report.say(f"{row.name}: FP32 in {time.monotonic() - began:.1f} s")
+    free_memory()
+    return jobs[: len(reference) // row.questions], reference
 
 
 def compare(bench: Bench, report: Report, part: str, row: Row, others: dict[str, Peer]) -> None:
     """Answers to a row's jobs: ours and the others', against FP32."""
-    jobs = bench.jobs(row)
-    began = time.monotonic()
-    wanted, asked = [], 0
-    for group in in_passes(jobs):
-        if wanted and report.left < 60:
-            break  # what is there is compared
-        wanted.append(exact(bench, group))
-        asked += len(group)
-    reference, jobs = torch.cat(wanted), jobs[:asked]
-    seconds = time.monotonic() - began
-    free_memory()
-    figures: dict[str, Any] = {
-        "spread of p": round(float(reference.std()), 4),
-        "reference s": round(seconds, 1),
-    }
-    figures["ours"] = errors(ours(bench, row, jobs), reference)
+    jobs, reference = with_reference(bench, report, part, row)
+    figures: dict[str, Any] = {"spread of p": round(float(reference.std()), 4)}
+    figures["ours"] = parity.errors(ours(bench, row, jobs), reference)
     report.add(part, row.name, figures)
     for name, peer in others.items():
         found = []
@@ -184,7 +149,7 @@ def compare(bench: Bench, report: Report, part: str, row: Row, others: dict[str,
             found.append(theirs(bench, peer, job))
         if found:
             answered = torch.cat(found)
-            figures[name] = errors(answered, reference[: len(answered)])
+            figures[name] = parity.errors(answered, reference[: len(answered)])
             report.add(part, row.name, figures)
 
 
@@ -202,21 +167,29 @@ def check_reference(bench: Bench, report: Report) -> None:
     )
 
 
-def budget(bench: Bench, report: Report, row: Row) -> None:
-    """Each rounding by itself, and some together, against none."""
-    jobs = bench.jobs(row)
-    reference = exact(bench, jobs)
-    report.add("budget", "the engine itself", errors(ours(bench, row, jobs), reference))
+def budget(bench: Bench, report: Report, row: Row, names: Sequence[str]) -> None:
+    """Each rounding by itself, and some together, against none; `names`: only those with such a part in theirs."""
+    jobs, reference = with_reference(bench, report, "budget", row)
+    report.add("budget", "the engine itself", parity.errors(ours(bench, row, jobs), reference))
     trials: dict[str, Set[str]] = {**MENDS, **{each: {each} for each in (*POINTS, STREAM)}}
     if bench.device.type != "cuda" and not _interpreted():
         trials = {name: points - {*KERNELS} for name, points in trials.items() if name not in KERNELS}
+    trials = {name: trials[name] for name in trials if any(each in name for each in names)}
     for name, points in trials.items():
         if report.left < 15:
             report.say("no time for the rest of the budget")
             break
-        report.add("budget", name, errors(exact(bench, jobs, points), reference))
+        report.add("budget", name, parity.errors(exact(bench, jobs, points), reference))
         free_memory()
     print(table(report.found["budget"]), flush=True)
+
+
+def floor(bench: Bench, report: Report, row: Row) -> None:
+    """What no pass on BF16 tensor cores can avoid: nothing is rounded but the operands of matrix products."""
+    jobs, reference = with_reference(bench, report, "floor", row)
+    found = exact_while(bench, jobs, OPERANDS, lambda: report.left > 60)
+    report.add("floor", row.name, parity.errors(found, reference[: len(found)]))
+    free_memory()
 
 
 def _interpreted() -> bool:
@@ -258,11 +231,11 @@ def float8(bench: Bench, report: Report, row: Row) -> None:
     compare(bench, report, "float8", row, {"compressed-tensors": library})
 
 
-def cached(bench: Bench, report: Report, rows: Sequence[Row]) -> None:
-    """Answers to a long state as it is read, and to the same state in the cache."""
+def timed(bench: Bench, report: Report, part: str, rows: Sequence[Row]) -> None:
+    """The time of a turn, and whether a state in the cache gives the answers that it gave as it was read."""
     for row in rows:
         found = engine.measure(bench, row, peers=False, profile=False, floors=False)
-        report.add("cached", row.name, {key: found[key] for key in ("ours_ms", "cached_against_read")})
+        report.add(part, row.name, {key: found[key] for key in ("ours_ms", "cached_against_read")})
         free_memory()
 
 
@@ -280,23 +253,25 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def parts_of(bench: Bench, report: Report, *, tiny: bool) -> dict[str, Callable[[], None]]:
+def parts_of(bench: Bench, report: Report, options: argparse.Namespace) -> dict[str, Callable[[], None]]:
     """What each part does."""
-    shrink = small if tiny else lambda row: row
+    shrink = small if options.tiny else lambda row: row
 
     def questions() -> None:
         check_reference(bench, report)
-        compare(bench, report, "questions", shrink(QUESTIONS), peers_of(bench))
+        compare(bench, report, "questions", shrink(QUESTIONS), peers_of(bench, options))
 
     def long() -> None:
         for row in LONG:
-            compare(bench, report, "long", shrink(row), peers_of(bench))
+            compare(bench, report, "long", shrink(row), peers_of(bench, options))
 
     return {
-        "cached": lambda: cached(bench, report, [shrink(row) for row in ROWS[-2:]]),
+        "cached": lambda: timed(bench, report, "cached", [shrink(row) for row in ROWS[-2:]]),
         "questions": questions,
+        "floor": lambda: floor(bench, report, shrink(QUESTIONS)),
+        "times": lambda: timed(bench, report, "times", [shrink(row) for row in TIMED]),
         "long": long,
-        "budget": lambda: budget(bench, report, shrink(BUDGET)),
+        "budget": lambda: budget(bench, report, shrink(BUDGET), options.roundings),
         "float8": lambda: float8(bench, report, shrink(FLOAT8)),
     }
 
@@ -309,12 +284,21 @@ def small(row: Row) -> Row:
 
 def main() -> None:
     """Measure, print and write."""
-    names = ("cached", "questions", "long", "budget", "float8")
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=None)
-    parser.add_argument("--parts", nargs="*", default=names, choices=names)
+    parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS)
+    parser.add_argument(
+        "--references", type=Path, default=None, help="a folder where FP32 answers are kept for the next run"
+    )
+    parser.add_argument("--no-peers", action="store_true", help="leave transformers out, but for FP8")
+    parser.add_argument(
+        "--roundings",
+        nargs="*",
+        default=[""],
+        help="of the budget, only those with such a part in their name",
+    )
     parser.add_argument(
         "--seconds", type=float, default=560, help="no part begins, and none goes on, beyond these"
     )
@@ -325,12 +309,12 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if on_gpu else platform.processor(),
         "torch": torch.__version__,
     }
-    report = Report(options.out, options.seconds, head)
+    report = Report(options.out, options.seconds, head, options.references)
     device = torch.device("cuda" if on_gpu else "cpu")
     bench = Bench(GEOMETRY_TINY if options.tiny else GEOMETRY_27B, device, torch.bfloat16)
     synchronize(device)
     report.say("weights drawn")
-    parts = parts_of(bench, report, tiny=options.tiny)
+    parts = parts_of(bench, report, options)
     for name in options.parts:
         if name != "cached":  # that one wants taps whose products are rounded
             round_vectors(bench)

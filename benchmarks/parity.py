@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -65,9 +66,31 @@ def probabilities(logits: Tensor) -> Tensor:
 
 def changed_decisions(ours: Tensor, reference: Tensor) -> int:
     """How many rows prefer another option although the reference's margin exceeds 0.02."""
+    return int(((ours.argmax(-1) != reference.argmax(-1)) & (margins(reference) > MARGIN)).sum())
+
+
+def errors(found: Tensor, reference: Tensor) -> dict[str, Any]:
+    """The rms of dp with its standard error over questions, the largest, and decisions changed where it matters."""
+    difference = (found - reference).double()
+    squares = difference.square().mean(dim=1)
+    root = float(squares.mean().sqrt())
+    other = found.argmax(-1) != reference.argmax(-1)
+    crossed = sorted((round(each, 4) for each in margins(reference)[other].tolist()), reverse=True)
+    return {
+        "rms": round(root, 6),
+        "+-": round(float(squares.std()) / len(squares) ** 0.5 / (2 * root), 6) if root else 0.0,
+        "largest": round(float(difference.abs().max()), 5),
+        "changed beyond the margin": changed_decisions(found, reference),
+        "changed": int(other.sum()),
+        "their margins": [each for each in crossed if each > MARGIN],
+        "questions": len(found),
+    }
+
+
+def margins(reference: Tensor) -> Tensor:
+    """By how much each row prefers its best option to the next."""
     best = reference.topk(2, dim=-1).values
-    clear = best[:, 0] - best[:, 1] > MARGIN
-    return int(((ours.argmax(-1) != reference.argmax(-1)) & clear).sum())
+    return best[:, 0] - best[:, 1]
 
 
 @torch.inference_mode()
