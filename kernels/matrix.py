@@ -60,7 +60,7 @@ def sum_rows_alike() -> None:
     64 layers that grows until a probability moves by 0.05. cuBLASLt without splits is as fast on the shapes served.
     """
     cuda = torch.backends.cuda
-    if cuda.preferred_blas_library().name != "Cublaslt":  # torch warns on stderr whenever it is chosen in here
+    if cuda.preferred_blas_library().name != "Cublaslt":  # chosen as torch came in, or torch warns on stderr
         cuda.preferred_blas_library("cublaslt")
     cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
 
