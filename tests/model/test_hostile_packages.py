@@ -100,6 +100,7 @@ def test_a_file_of_text_without_end_is_refused(package, name):
 def edit_sizes(package, sizes):
     config = json.loads((package / "config.json").read_text())
     config["text_config"] |= sizes
+    config["vision_config"]["out_hidden_size"] = config["text_config"]["hidden_size"]
     (package / "config.json").write_text(json.dumps(config))
 
 
