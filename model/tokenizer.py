@@ -6,11 +6,13 @@ decides where the state block ends.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from string import ascii_uppercase
+from threading import Lock
 from typing import Any, Literal
 
 from tokenizers import Tokenizer as RustTokenizer
@@ -40,6 +42,7 @@ ROLE = "user\n"
 CLOSING = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 PATTERNS = (QWEN2_PATTERN, QWEN3_5_PATTERN)
 TOKENIZER_CLASSES = ("Qwen2Tokenizer", "Qwen3_5Tokenizer", "TokenizersBackend")
+REMEMBERED = 2**21  # characters in all, of texts of up to a sixteenth of that: some 20 MB with their ids
 TEXT_FILES = ("*.json", "*.jinja", "*.txt")  # the library reads what it finds
 NAMED_CLASSES = {kind.__name__: kind for kind in (Qwen2Tokenizer, Qwen3_5Tokenizer)}
 
@@ -50,6 +53,36 @@ class Encoded:
 
     ids: list[int]
     ends: list[int]
+
+
+class Remembered:
+    """Encodes texts, and remembers them: clients ask the same questions about many states. For any thread."""
+
+    def __init__(self, encode: Callable[[list[str]], list[list[int]]]) -> None:
+        """Encode by `encode` what is not remembered."""
+        self._encode = encode
+        self._known: OrderedDict[str, list[int]] = OrderedDict()  # least recently used first
+        self._characters = 0
+        self._lock = Lock()
+
+    def __call__(self, texts: list[str]) -> list[list[int]]:
+        """Each text's ids, which must not be changed."""
+        with self._lock:
+            found = {text: self._known[text] for text in texts if text in self._known}
+            for text in found:
+                self._known.move_to_end(text)
+        new = [text for text in dict.fromkeys(texts) if text not in found]
+        if new:
+            found.update(zip(new, self._encode(new), strict=True))
+            self._remember({text: found[text] for text in new if len(text) <= REMEMBERED // 16})
+        return [found[text] for text in texts]
+
+    def _remember(self, new: dict[str, list[int]]) -> None:
+        with self._lock:
+            self._characters += sum(len(text) for text in new if text not in self._known)
+            self._known.update(new)
+            while self._characters > REMEMBERED:
+                self._characters -= len(self._known.popitem(last=False)[0])
 
 
 class PromptTokenizer:
@@ -73,6 +106,7 @@ class PromptTokenizer:
         self.floor = TokenFloor(tokenizer)
         self._opening = self._full.encode(OPENING).ids
         self._closing = self._full.encode(CLOSING).ids
+        self.encode_tails = Remembered(self._encode_tails)
 
     def control_token(self, text: str) -> int | None:
         """The id of an added token; None for what is none."""
@@ -123,7 +157,7 @@ class PromptTokenizer:
         """How many tokens stand before a prompt's media."""
         return len(self._opening) + len(self.encode_plain(ROLE))
 
-    def encode_tails(self, texts: list[str]) -> list[list[int]]:
+    def _encode_tails(self, texts: list[str]) -> list[list[int]]:
         """Encode each text, which begins at a pre-token boundary, and what follows it; on all processors at once."""
         if self._special_tokens == "reference":
             whole = [text + CLOSING for text in texts]

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from d3serve.schemas.questions import Answer, ErrorAnswer, QuestionError
 from d3serve.settings import Settings
 from d3serve.store.encode import decode_questions
 from d3serve.store.records import Stage
-from d3serve.store.turns import ClaimedJob, FreeMode, Turn, TurnStore
+from d3serve.store.turns import ClaimedJob, FreeMode, Success, Turn, TurnStore
 from d3serve.wake.celery_app import TURN_LIMIT_S, WakeSender
 from d3serve.worker.engines import Decided, Engine, Prepared
 from d3serve.worker.lease import LeaseKeeper
@@ -34,6 +34,7 @@ from d3serve.worker.watch import PassWatch
 from d3serve.worker.yields import LOOK_EVERY_S, OutOfTime, PassEnded, Yields
 
 LONG_TEXT = 50_000  # characters: from here on to tokenize takes 20 ms and more
+PREPARE_THREADS = 8
 MAX_ROUNDS = 8  # late joiners may extend a turn so often; then other states have their chance
 
 log = structlog.get_logger(__name__)
@@ -45,6 +46,9 @@ class Work:
 
     job: ClaimedJob
     prepared: Prepared
+
+
+Found = tuple[Work, Decided | Exception, float]  # about a job, in passes of so many seconds
 
 
 @dataclass
@@ -66,6 +70,10 @@ class TurnRunner:
         self.opener = StateOpener(engine.info.modalities)
         self._send_wake = send_wake
         self.grace = Grace(settings.stop_grace_s)
+        # The tokenizer lets other threads run; from here on more of them would wait for each other.
+        self._threads = ThreadPoolExecutor(
+            min(PREPARE_THREADS, max(2, os.cpu_count() or 1)), "d3serve-prepare"
+        )
         self._waiting = False  # whether a turn waits while another one passes
         self._suspended = False  # whether a pass of the engine is between two of its steps
         self._yields_until = 0.0
@@ -153,17 +161,21 @@ class TurnRunner:
         return found
 
     def _prepare_all(self, turn: Turn, opened: Sequence[Opened], report: TurnReport) -> list[Work]:
-        jobs, works = [job for job, _ in opened], []
+        works, under_way = [], dict[str, Future[Work]]()
         # Not before short jobs of the turn itself: who came later would overtake them.
-        beside = not any(job.asked_lane == "interactive" and not _is_long(job) for job in jobs)
+        beside = not any(job.asked_lane == "interactive" and not _is_long(job) for job, _ in opened)
+        if len(opened) > 1:
+            short = [(job, state) for job, state in opened if not (beside and _is_long(job))]
+            under_way = {job.id: self._threads.submit(self._prepare, job, state) for job, state in short}
         for job, state in opened:
             try:
-                prepare = partial(self._prepare, job, state)
-                works.append(
-                    self._beside_short_work(turn, job, prepare, report)
-                    if beside and _is_long(job)
-                    else prepare()
-                )
+                if job.id in under_way:
+                    works.append(under_way[job.id].result())
+                elif beside and _is_long(job):
+                    prepare = partial(self._prepare, job, state)
+                    works.append(self._beside_short_work(turn, job, prepare, report))
+                else:
+                    works.append(self._prepare(job, state))
             except (DeviceError, PassEnded):
                 raise
             except Exception as error:  # a job's fault must not fail its neighbours
@@ -181,10 +193,12 @@ class TurnRunner:
             return self._let_short_work_overtake(turn, "preparing", [job.id], report)
 
         look = Yields(lambda: True, let_overtake, fits=self.grace.fits)
-        with ThreadPoolExecutor(1, "d3serve-prepare") as thread:
-            prepared = thread.submit(prepare)
+        prepared = self._threads.submit(prepare)
+        try:
             while not wait([prepared], LOOK_EVERY_S).done:
                 look(0.0)
+        finally:
+            wait([prepared])
         return prepared.result()
 
     def _prepare(self, job: ClaimedJob, opened: OpenState) -> Work:
@@ -242,13 +256,7 @@ class TurnRunner:
             let_overtake=let_overtake if overtaken else None,
         )
         for finished in self._engine.decisions([work.prepared for work in works], watch):
-            for number, found, seconds in finished:
-                if not isinstance(found, Exception):
-                    self._finish(turn, works[number], found, seconds, report)
-                elif self._suspended and isinstance(found, OutOfDeviceMemory):
-                    log.info("job.too_large_beside", job_id=works[number].job.id)
-                else:
-                    self._fail(turn, works[number].job, found)
+            self._end(turn, [(works[number], found, seconds) for number, found, seconds in finished], report)
 
     def _let_others_overtake(self, turn: Turn, report: TurnReport) -> None:
         """Between two passes of a large job, let interactive work that waits have its turn, if it fits one."""
@@ -296,23 +304,39 @@ class TurnRunner:
 
     # --- committing --------------------------------------------------------------------------------
 
-    def _finish(self, turn: Turn, work: Work, decided: Decided, spent_s: float, report: TurnReport) -> None:
-        """Commit a job's answers; without any, or where the client wants all or none, the first refusal."""
-        if decided.failed and (not work.job.partial or not decided.answers):
-            self._fail(turn, work.job, next(iter(decided.failed.values())))
-            return
+    def _end(self, turn: Turn, found: Sequence[Found], report: TurnReport) -> None:
+        """Commit what a pass has found out about some jobs: their answers in one round trip, then what went wrong."""
+        decided, failed = list[tuple[Work, Success]](), list[tuple[Work, Exception]]()
+        for work, what, seconds in found:
+            if isinstance(what, Exception):
+                failed.append((work, what))
+            elif what.failed and (not work.job.partial or not what.answers):
+                # Without any answer, or where the client wants all or none, the first refusal is the job's.
+                failed.append((work, next(iter(what.failed.values()))))
+            else:
+                decided.append((work, Success(work.job.id, self._response(work, what), seconds * 1000)))
+        accepted = self._store.succeed_all(
+            turn.lease, [each for _, each in decided], self._engine.info.identity
+        )
+        for (work, success), is_ours in zip(decided, accepted, strict=True):
+            self._log(work, "succeeded" if is_ours else "refused", success.response.usage)
+            report.jobs += 1
+            report.work_tokens += work.prepared.tokens
+        for work, error in failed:
+            if self._suspended and isinstance(error, OutOfDeviceMemory):
+                log.info("job.too_large_beside", job_id=work.job.id)
+            else:
+                self._fail(turn, work.job, error)
+
+    def _response(self, work: Work, decided: Decided) -> DecisionResponse:
+        """What a client reads: the answers in the order of its questions, and why some have none."""
         refused = {
             name: ErrorAnswer(error=QuestionError(code=error.code, message=error.message))
             for name, error in {**work.prepared.refused, **decided.failed}.items()
         }
-        order = decode_questions(work.job.questions)
+        order = decode_questions(work.job.questions) if refused else decided.answers
         answers: dict[str, Answer] = {name: decided.answers.get(name) or refused[name] for name in order}
-        info = self._engine.info
-        response = DecisionResponse(model=info.full_name, answers=answers, usage=decided.usage)
-        accepted = self._store.succeed(turn.lease, work.job.id, response, spent_s * 1000, info.identity)
-        self._log(work.job, "succeeded" if accepted else "refused", work.prepared, decided.usage)
-        report.jobs += 1
-        report.work_tokens += work.prepared.tokens
+        return DecisionResponse(model=self._engine.info.full_name, answers=answers, usage=decided.usage)
 
     def _fail(self, turn: Turn, job: ClaimedJob, error: Exception) -> None:
         if not isinstance(error, D3ServeError):
@@ -324,10 +348,11 @@ class TurnRunner:
         log.info("job.done", job_id=job.id, status="failed" if accepted else "refused", code=error.code,
                  attempt=job.attempt)  # fmt: skip
 
-    def _log(self, job: ClaimedJob, status: str, prepared: Prepared, usage: Usage) -> None:
+    def _log(self, work: Work, status: str, usage: Usage) -> None:
         log.info(
-            "job.done", job_id=job.id, status=status, state_key=prepared.state_key[:16], attempt=job.attempt,
-            questions=usage.questions, state_tokens=usage.state_tokens, state_cached=usage.state_cached,
+            "job.done", job_id=work.job.id, status=status, state_key=work.prepared.state_key[:16],
+            attempt=work.job.attempt, questions=usage.questions, state_tokens=usage.state_tokens,
+            state_cached=usage.state_cached,
         )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 What goes through `run`, `send` and `pipeline` raises StorageUnavailable where Redis is away, full or not ready for us.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, get_args
 
@@ -33,6 +33,15 @@ class Table(_Table):
         """Run a script: one step, wholly done or not at all."""
         with storage_errors():
             return self._scripts[name]((self.key.prefix,), args)
+
+    def run_each(self, name: lua.ScriptName, calls: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Run a script with each of these arguments; the runs travel together, and others may come between them."""
+        if len(calls) == 1:  # a pipeline asks first whether the server knows the script
+            return [self.run(name, *calls[0])]
+        with self.pipeline() as pipe:
+            for args in calls:
+                self._scripts[name]((self.key.prefix,), args, pipe)
+            return list(pipe.execute())
 
     def send(self, command: str, *args: Argument, **options: Any) -> Any:
         """Send one command, by redis-py's name for it."""

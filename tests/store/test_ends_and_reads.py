@@ -13,6 +13,7 @@ from d3serve.errors import (
     JobNotFound,
 )
 from d3serve.schemas import JobError
+from d3serve.store.turns import Success
 
 pytestmark = pytest.mark.anyio
 BROKEN = JobError(code="internal_error", message="broken")
@@ -32,6 +33,22 @@ class TestCommit:
         assert json.loads(await table.jobs.result(job_id, "me"))["answers"]["q"]["noul"] == 0.5
         assert 0 < table.redis.pttl(table.key("job", job_id)) <= 100_000
         assert 0 < table.redis.pttl(table.key("res", job_id)) <= 100_000
+
+    @pytest.mark.sabotage("commit", "return (j.status == status) and 1 or 0", "return 0")
+    async def test_jobs_that_end_together_end_each_for_itself(self, table, make_response):
+        ids = [await table.submit(state=f"state {n}") for n in range(3)]
+        worker = table.worker()
+        turn = worker.claim(1)
+        await table.jobs.cancel(ids[1], "me")
+        together = [Success(job_id, make_response(), 5.0) for job_id in ids]
+        assert worker.succeed_all(turn.lease, together, "weights") == [True, False, True]
+        assert worker.succeed_all(turn.lease, together, "weights") == [True, False, True], (
+            "its answer was lost"
+        )
+        assert worker.succeed_all(turn.lease, [], "weights") == []
+        statuses = [(await table.jobs.get(job_id, "me")).status for job_id in ids]
+        assert statuses == ["succeeded", "canceled", "succeeded"]
+        assert dict((await table.jobs.stats()).finished) == {"succeeded": 2, "canceled": 1}
 
     @pytest.mark.sabotage("commit", "bury(id, j.tenant, expires, j.ttl_ms + j.tomb_ms)", "")
     async def test_a_job_whose_retention_ended_is_gone_and_not_unknown(self, table, make_response):

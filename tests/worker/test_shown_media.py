@@ -61,9 +61,9 @@ class Store:
     def interactive_waits(self):
         return False
 
-    def succeed(self, _lease, name, response, *_):
-        self.answers[name] = response
-        return True
+    def succeed_all(self, _lease, successes, _identity):
+        self.answers |= {each.job_id: each.response for each in successes}
+        return [True] * len(successes)
 
     def fail(self, _lease, name, error):
         self.failures[name] = error

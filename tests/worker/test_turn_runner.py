@@ -47,10 +47,10 @@ class Store:
             self.refused.set()
         return self.held
 
-    def succeed(self, _lease, name, response, *_):
-        self.committed.append(name)
-        self.answers[name] = response
-        return True
+    def succeed_all(self, _lease, successes, _identity):
+        self.committed += [each.job_id for each in successes]
+        self.answers |= {each.job_id: each.response for each in successes}
+        return [True] * len(successes)
 
     def fail(self, _lease, name, error):
         self.failures[name] = error
@@ -114,6 +114,31 @@ def test_a_job_that_breaks_its_pass_fails_alone_and_its_neighbours_share_passes(
     assert len(passes) == 5, "all, the first half, each of it alone, the second half"
 
 
+def test_the_jobs_of_a_pass_are_committed_in_one_round_trip():
+    store, trips = Store("a", "b", "c"), []
+    ends = store.succeed_all
+    store.succeed_all = lambda *given: trips.append(1) or ends(*given)
+    run(store, max_batch_questions=100)
+    assert (store.committed, len(trips)) == (["a", "b", "c"], 1)
+
+
+def test_the_jobs_of_a_turn_are_tokenized_side_by_side():
+    store, both = Store("a", "b", "c"), threading.Barrier(2)
+    turns = runner(store, max_batch_questions=100)
+    prepare = turns._engine.prepare
+
+    def meet(state, *given, **options):
+        if state != "c":
+            both.wait(20)  # for the other, which would never come one after another
+        if state == "b":
+            raise RuntimeError("no fault of the others")
+        return prepare(state, *given, **options)
+
+    turns._engine.prepare = meet
+    turns.run()
+    assert (store.committed, list(store.failures)) == (["a", "c"], ["b"])
+
+
 def test_a_turn_stops_at_the_next_pass_once_its_lease_is_lost():
     store = Store("a", "b", "c")
 
@@ -151,7 +176,7 @@ def test_what_redis_could_not_take_goes_back_unharmed():
     def away(*_):
         raise StorageUnavailable("Redis does not answer")
 
-    store.succeed = away
+    store.succeed_all = away
     with pytest.raises(StorageUnavailable):
         run(store)
     assert store.freed == ["back"]
