@@ -5,6 +5,10 @@ measured is the service and not a client library. Every request has a state of i
 latency feel whatever else the machine does; processor time a request, by process, hardly does.
 
     python benchmarks/submit.py [--seconds 5] [--connections 32] [--paced] [--one-state] [--bare] [--state-files]
+                                [--against CHECKOUT] [--rounds 1]
+
+--against measures the API of another checkout of this repository too, in turns with this one, so that both meet the
+same machine: `git worktree add ../before REVISION`. With several rounds each figure is the median of its rounds.
 
 Each connection posts its next request when it has its answer, as fast as that goes; --paced offers the rates that are
 promised instead, and counts a latency from when a request was due. --bare measures the ceiling: the same generator and
@@ -31,7 +35,6 @@ from typing import Any
 import httpx
 import uvicorn
 
-from d3serve.settings import Settings
 from d3serve.up.broker import EmbeddedBroker
 from d3serve.up.local import counting_together, start_apis
 from d3serve.up.supervisor import ProcessTree, listening
@@ -40,6 +43,11 @@ PROCESSES = 2
 BODIES = {"1 KB, 1 question": (700, 1), "8 KB, 8 questions": (7_000, 8), "0.5 MB, 1 question": (500_000, 1)}
 PROMISED_PER_S = {"1 KB, 1 question": 1_500, "8 KB, 8 questions": 1_000, "0.5 MB, 1 question": 400}
 PLACE = "number 0000000000000000. "  # where a request differs from every other
+NO_LIMITS = {
+    "D3SERVE_MAX_QUEUED_JOBS": 10**7, "D3SERVE_MAX_QUEUED_JOBS_PER_TENANT": 10**7, "D3SERVE_MAX_QUEUED_BYTES": 2**40,
+    "D3SERVE_MAX_KEPT_BYTES_PER_TENANT": 2**40,
+}  # fmt: skip
+HERE = Path(__file__).resolve().parents[1]
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -106,37 +114,45 @@ async def load(
 
 
 def cpu_s(pids: list[int]) -> float:
-    """Processor time that the processes have taken so far, in seconds."""
-    rows = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
-    return sum(int(row[11]) + int(row[12]) for row in rows) / TICKS_PER_S
+    """Processor time that the processes, and those that they started, have taken so far, in seconds."""
+    ticks = 0
+    for pid in pids:
+        row = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(row[11]) + int(row[12])
+    return ticks / TICKS_PER_S + sum(cpu_s(children(pid)) for pid in pids)
 
 
-def children() -> list[int]:
-    """Process ids of our children."""
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+def children(pid: int) -> list[int]:
+    """Process ids of what a process has started, by any of its threads."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for listed in lists for child in listed.read_text().split()]
 
 
 @contextmanager
-def service(*, state_files: bool) -> Iterator[tuple[int, list[int], list[int]]]:
-    """A port with API processes behind it, their process ids, and the broker's."""
+def service(checkout: Path, *, state_files: bool) -> Iterator[tuple[int, list[int], list[int]]]:
+    """A port with API processes of a checkout behind it, their process ids, and the broker's."""
     tree = ProcessTree()
     with tempfile.TemporaryDirectory() as folder, listening("127.0.0.1", 0, PROCESSES) as listeners:
         broker = EmbeddedBroker(Path(folder), 8 * 2**30).start()
-        guard, port = children(), listeners[0].getsockname()[1]
-        settings = Settings(
-            redis_url=broker.url, state_dir=Path(folder) / "states" if state_files else None, port=port,
-            log_level="warning",
-            max_queued_jobs=10_000_000,
-        )  # fmt: skip
+        guard, port = children(os.getpid()), listeners[0].getsockname()[1]
+        settings = {
+            "D3SERVE_REDIS_URL": broker.url, "D3SERVE_PORT": str(port), "D3SERVE_LOG_LEVEL": "warning",
+            **({"D3SERVE_STATE_DIR": f"{folder}/states"} if state_files else {}),
+            **{name: str(most) for name, most in NO_LIMITS.items() if _is_setting(name, checkout)},
+        }  # fmt: skip
         try:
             with counting_together(PROCESSES) as shared:
-                start_apis(tree, listeners, settings.to_env() | shared)
+                start_apis(tree, listeners, settings | shared | {"PYTHONPATH": str(checkout)})
                 tree.wait_until(lambda: _answers(port), 30, "the API")
-                yield port, [pid for pid in children() if pid not in guard], [broker.pid]
+                yield port, [pid for pid in children(os.getpid()) if pid not in guard], [broker.pid]
                 tree.stop()
         finally:
             tree.stop()
             broker.stop()
+
+
+def _is_setting(name: str, checkout: Path) -> bool:
+    return name in (checkout / "docs" / "settings.md").read_text()
 
 
 @contextmanager
@@ -174,25 +190,42 @@ async def bare_app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Every body on a fresh broker and fresh API processes."""
-    results = {}
-    for name, (state_bytes, questions) in BODIES.items():
-        running = bare_service() if options.bare else service(state_files=options.state_files)
-        with running as (port, apis, brokers):
-            script = [sys.executable, __file__, "--load", str(port), "--seconds", str(options.seconds)]
-            script += ["--connections", str(options.connections)]
-            script += ["--one-state"] * options.one_state
-            script += ["--rate", str(PROMISED_PER_S[name])] * options.paced
-            request = request_of(state_bytes, questions)
-            subprocess.run([*script, "--seconds", "0.5"], input=request, capture_output=True, check=True)  # noqa: S603 # warm
-            before = cpu_s(apis), cpu_s(brokers)
-            done = subprocess.run(script, input=request, capture_output=True, check=True)  # noqa: S603 # this script
-            row = json.loads(done.stdout)
-            row["api_ms"] = (cpu_s(apis) - before[0]) / row["jobs"] * 1000
-            row["broker_ms"] = (cpu_s(brokers) - before[1]) / row["jobs"] * 1000
-            results[name] = row
-    return results
+def measure(options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """Every body on fresh processes, of each checkout in turn: body, revision and the medians of the rounds."""
+    checkouts = [HERE] if options.against is None else [options.against.resolve(), HERE]
+    for name in BODIES:
+        rounds = [[_round(name, one, options) for one in checkouts] for _ in range(options.rounds)]
+        for checkout, rows in zip(checkouts, zip(*rounds, strict=True), strict=True):
+            yield (
+                name,
+                revision(checkout),
+                {key: statistics.median(row[key] for row in rows) for key in rows[0]},
+            )
+
+
+def _round(name: str, checkout: Path, options: argparse.Namespace) -> dict[str, float]:
+    state_bytes, questions = BODIES[name]
+    running = bare_service() if options.bare else service(checkout, state_files=options.state_files)
+    with running as (port, apis, brokers):
+        script = [sys.executable, __file__, "--load", str(port), "--seconds", str(options.seconds)]
+        script += ["--connections", str(options.connections)]
+        script += ["--one-state"] * options.one_state
+        script += ["--rate", str(PROMISED_PER_S[name])] * options.paced
+        request = request_of(state_bytes, questions)
+        subprocess.run([*script, "--seconds", "0.5"], input=request, capture_output=True, check=True)  # noqa: S603 # warm
+        before = cpu_s(apis), cpu_s(brokers)
+        done = subprocess.run(script, input=request, capture_output=True, check=True)  # noqa: S603 # this script
+        row: dict[str, float] = json.loads(done.stdout)
+        row["api_ms"] = (cpu_s(apis) - before[0]) / row["jobs"] * 1000
+        row["broker_ms"] = (cpu_s(brokers) - before[1]) / row["jobs"] * 1000
+        return row
+
+
+def revision(checkout: Path) -> str:
+    """What git calls a checkout."""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout  # noqa: S603 # git
+    return told.strip() or checkout.name
 
 
 def _answers(port: int) -> bool:
@@ -211,6 +244,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--one-state", action="store_true")
     parser.add_argument("--bare", action="store_true")
     parser.add_argument("--state-files", action="store_true")
+    parser.add_argument("--against", type=Path)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--load", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rate", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--serve-bare", type=int, help=argparse.SUPPRESS)
@@ -229,11 +264,14 @@ def main() -> None:
         print(json.dumps(asyncio.run(measured)))
     else:
         print(f"{PROCESSES} processes, {options.connections} connections, {platform.python_version()}\n")
-        print("| body | jobs/s | p50 ms | p99 ms | API ms | broker ms | generator ms |")
-        print("|---|---|---|---|---|---|---|")
-        for name, row in measure(options).items():
+        print("| body | revision | jobs/s | p50 ms | p99 ms | API ms | broker ms | generator ms |")
+        print("|---|---|---|---|---|---|---|---|")
+        for name, which, row in measure(options):
             spent = f"{row['api_ms']:.2f} | {row['broker_ms']:.2f} | {row['generator_ms']:.2f}"
-            print(f"| {name} | {row['per_s']:,.0f} | {row['p50_ms']:.1f} | {row['p99_ms']:.1f} | {spent} |")
+            print(
+                f"| {name} | {which} | {row['per_s']:,.0f} | {row['p50_ms']:.1f} | {row['p99_ms']:.1f} | {spent} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
