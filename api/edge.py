@@ -45,6 +45,7 @@ class Edge:
         self.app = app
         self.metrics = metrics
         self.admit = admit
+        self._log = log.bind()  # else it is bound for every request, also where nothing is logged
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; whatever ends it early becomes the one error body."""
@@ -72,7 +73,7 @@ class Edge:
         self.metrics.requests.labels(method if route != "(none)" else "(any)", route, exchange.status).inc()
         self.metrics.seconds.labels(method if route != "(none)" else "(any)", route).observe(seconds)
         if route not in _QUIET:
-            log.info(
+            self._log.info(
                 "request", request_id=exchange.request_id, method=method, route=route, status=exchange.status,
                 duration_ms=round(seconds * 1000, 1), key=exchange.scope["state"].get("key_id"),
             )  # fmt: skip

@@ -1,6 +1,7 @@
 """Keeps web pages out of a server without keys: a caller's browser would call for any page that it opens."""
 
 import ipaddress
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -27,11 +28,11 @@ def refuse_web_pages(headers: Headers, settings: Settings) -> None:
         return
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
     embedded = headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate"
-    for name in [_host_of(f"//{host}") for host in hosts if host]:
-        if not (_is_address(name) or _is_named(name, settings)):
-            raise _refusal(f"the name {name or 'in Host'} is not one of this host's")
+    for host in filter(None, hosts):
+        if not _leads_here(host, settings.allowed_hosts):
+            raise _refusal(f"the name {_host_of(f'//{host}') or 'in Host'} is not one of this host's")
     for name in map(_host_of, origins):
-        if not _is_named(name, settings):
+        if not _is_named(name, settings.allowed_hosts):
             raise _refusal("this is a request of another host's web page")
     if embedded and not origins:
         raise _refusal("this is a part of another host's web page")
@@ -43,8 +44,14 @@ def _refusal(reason: str) -> Forbidden:
     )
 
 
-def _is_named(host: str, settings: Settings) -> bool:
-    return is_loopback(host) or host in settings.allowed_hosts
+@lru_cache(maxsize=64)  # callers use one name, or a few; strangers may send any
+def _leads_here(host: str, allowed: tuple[str, ...]) -> bool:
+    name = _host_of(f"//{host}")
+    return _is_address(name) or _is_named(name, allowed)
+
+
+def _is_named(name: str, allowed: tuple[str, ...]) -> bool:
+    return is_loopback(name) or name in allowed
 
 
 def _is_address(host: str) -> bool:
