@@ -62,7 +62,10 @@ class EncodedRequest:
 
 @dataclass(frozen=True)
 class EncodedJob:
-    """What SUBMIT takes. `tokens` counts the questions without the state; both counts are estimates."""
+    """What SUBMIT takes. `tokens` counts the questions without the state; both counts are estimates.
+
+    A field that would be empty is left out.
+    """
 
     group: str
     lane: Lane
@@ -177,7 +180,7 @@ def encode_job(
         expires_ms=1000 * (options.expires_in_s or 0),
         state=request.state,
         questions=request.questions,
-        fields=fields,
+        fields={name: value for name, value in fields.items() if value != ""},
     )
 
 

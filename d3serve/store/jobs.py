@@ -358,7 +358,7 @@ def _fresh_record(
     return JobRecord(
         id=job_id, tenant=tenant, status="queued", lane=job.lane, priority=request.options.priority, attempt=0,
         created_at=created_ms / 1000, progress=Progress("queued", 0, total),
-        request=summary(request.model, str(job.fields["revision"]), total, int(job.fields["state_tokens"])),
+        request=summary(request.model, str(job.fields.get("revision", "")), total, int(job.fields["state_tokens"])),
         deadline_at=(created_ms + job.expires_ms) / 1000 if job.expires_ms else None,
         metadata=request.options.metadata,
     )  # fmt: skip

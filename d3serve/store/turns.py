@@ -295,7 +295,7 @@ class TurnStore:
         return [
             ClaimedJob(
                 id=job_id, group=group, tenant=row[0], model=row[1], attempt=int(row[2]), state=states[group],
-                questions=body, partial=row[3] == "partial", asked_lane=row[4], created_ms=int(row[5]),
+                questions=body, partial=row[3] == "partial", asked_lane=row[4] or "", created_ms=int(row[5]),
             )
             for (group, job_id), body, row in zip(ids, bodies, rows, strict=True)
             if body is not None and row[0] is not None

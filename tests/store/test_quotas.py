@@ -120,6 +120,7 @@ class TestKept:
         record = int(table.redis.hget(table.key("job", job_id), "record"))
         assert kept(table) == record + table.redis.strlen(table.key("res", job_id))
 
+    @pytest.mark.sabotage("submit", "entries == 2 and state_bytes or 0", "state_bytes")
     async def test_a_state_is_counted_once_however_many_ask_about_it(self, table):
         for _ in range(5):
             await table.submit("x" * MB)
@@ -231,8 +232,8 @@ class TestOperator:
 class TestLists:
     @pytest.mark.sabotage(
         "submit",
-        "redis.call('ZADD', K('jobs', tenant), string.format('%.3f', fine), id)",
-        "redis.call('ZADD', K('jobs', tenant), int(now), id)",
+        "redis.call('ZADD', K('jobs', tenant), age, id)",
+        "redis.call('ZADD', K('jobs', tenant), now, id)",
     )
     async def test_jobs_stand_in_the_list_by_the_microsecond(self, table):
         ids = [await table.submit(str(number)) for number in range(5)]

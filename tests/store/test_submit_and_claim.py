@@ -106,7 +106,7 @@ class TestSubmit:
         assert not table.redis.keys(table.key("need", "*"))
 
     @pytest.mark.sabotage(
-        "submit", "'ZRANDMEMBER', K('jobs', tenant), 4", "'ZRANGE', K('jobs', tenant), 0, 3"
+        "submit", "'ZRANDMEMBER', K('jobs', tenant), 2", "'ZRANGE', K('jobs', tenant), 0, 1"
     )
     async def test_a_few_jobs_that_are_kept_for_long_do_not_keep_the_names_of_all_others(self, table):
         for _ in range(4):

@@ -1,4 +1,4 @@
--- Webhook events: what is told of a job is fixed in the step in which it happens. Comes after lib.lua.
+-- Webhook events: what is told of a job is fixed in the step in which it happens. Comes after ends.lua.
 -- `delivery` is the line of the log; `told` the event itself, gone once it is delivered or its owner erases the job.
 
 local KEEP_MS = 7 * 86400 * 1000

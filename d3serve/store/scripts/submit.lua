@@ -11,6 +11,7 @@ local offset, expires, idem, print, idem_ttl, max_jobs, max_bytes = unpack(ARGV,
 local max_tenant_jobs, max_tenant_bytes = tonumber(ARGV[15]), tonumber(ARGV[16])
 local FIELDS = 17
 
+-- The file of a state that is there already.
 local function file()
   local st = K('st', group)
   return redis.call('GETRANGE', st, 0, 0) == '@' and redis.call('GET', st) or ''
@@ -42,15 +43,16 @@ if jobs >= tonumber(max_jobs) or bytes + size > tonumber(max_bytes) then
   return {'full', jobs}
 end
 local stored = redis.call('EXISTS', K('st', group)) == 1
-local record = RECORD_BYTES
-for i = FIELDS, #ARGV do
-  record = record + #ARGV[i]
+local job, record = {}, RECORD_BYTES
+for i = FIELDS, #ARGV, 2 do
+  job[ARGV[i]] = ARGV[i + 1]
+  record = record + #ARGV[i] + #ARGV[i + 1]
 end
 if waiting >= max_tenant_jobs then
   return {'quota', 'jobs', waiting}
 end
-local kept = redis.call('HGET', K('kept'), tenant) or 0
-if kept + record + #questions + (stored and 0 or state_bytes) > max_tenant_bytes then
+local kept, own = redis.call('HGET', K('kept'), tenant) or 0, record + #questions
+if kept + own + (stored and 0 or state_bytes) > max_tenant_bytes then
   return {'quota', 'bytes', tonumber(kept)}
 end
 if state == '' and not stored then
@@ -58,36 +60,42 @@ if state == '' and not stored then
 end
 
 local fine = now_fine()
-local now = math.floor(fine)
-local job = K('job', id)
-local deadline = tonumber(expires) > 0 and now + expires or 0
-redis.call('HSET', job, 'status', 'queued', 'stage', 'queued', 'group', group, 'lane', lane,
-  'tenant', tenant, 'created', int(now), 'rank', string.format('%.3f', fine + offset), 'deadline', int(deadline),
-  'bytes', int(size), 'attempt', 0, 'losses', 0, 'questions_done', 0,
-  'record', int(record), 'idem', idem, unpack(ARGV, FIELDS))
-hold_job(id, tenant, record + #questions, FOREVER)
+local age, now, forever = string.format('%.3f', fine), int(math.floor(fine)), int(FOREVER)
+job.group, job.lane, job.tenant, job.bytes = group, lane, tenant, int(size)
+job.rank = offset == '0' and age or string.format('%.3f', fine + offset)
+job.deadline = tonumber(expires) > 0 and int(math.floor(fine) + expires) or '0'
+redis.call('HSET', K('job', id), 'status', 'queued', 'stage', 'queued', 'group', group, 'lane', lane,
+  'tenant', tenant, 'created', now, 'rank', job.rank, 'deadline', job.deadline,
+  'bytes', job.bytes, 'attempt', '0', 'losses', '0', 'questions_done', '0',
+  'record', int(record), 'kept', int(own), unpack(ARGV, FIELDS))
 redis.call('SET', K('body', id), questions)
-if state ~= '' then
-  redis.call('SET', K('st', group), state, 'NX')
+if stored then
+  redis.call('PERSIST', K('st', group))
+else
+  redis.call('SET', K('st', group), state)
 end
-hold(group, tenant, state_bytes_of(group), FOREVER)
-redis.call('PERSIST', K('st', group))
 redis.call('PERSIST', K('need', group))
-redis.call('ZADD', K('need', group), int(FOREVER), id)
+redis.call('ZADD', K('need', group), forever, id)
+-- The entry of a new job is new; that of a state is if there are two.
+local entries = redis.call('ZADD', K('holds'), forever, entry(id, tenant, own), forever, entry(group, tenant, state_bytes))
+redis.call('HINCRBY', K('kept'), tenant, int(own + (entries == 2 and state_bytes or 0)))
 if idem ~= '' then
+  redis.call('HSET', K('job', id), 'idem', idem)
   redis.call('SET', K('idem', idem), id .. ' ' .. print, 'PX', idem_ttl)
 end
 
--- REAP takes out those that go. Those that an earlier version left go some for each that comes; the oldest will not
+-- REAP takes out those that go. Those that an earlier version left go two for each that comes; the oldest will not
 -- do: a few that are kept for long hide all others.
-redis.call('ZADD', K('jobs', tenant), string.format('%.3f', fine), id)
-for _, old in ipairs(redis.call('ZRANDMEMBER', K('jobs', tenant), 4)) do
-  if redis.call('EXISTS', K('job', old)) == 0 then
+redis.call('ZADD', K('jobs', tenant), age, id)
+for _, old in ipairs(redis.call('ZRANDMEMBER', K('jobs', tenant), 2)) do
+  if old ~= id and redis.call('EXISTS', K('job', old)) == 0 then
     redis.call('ZREM', K('jobs', tenant), old)
   end
 end
 
-enqueue(id)
-place(group)
-local group_lane = redis.call('HGET', K('grp', group), 'lane')
-return {'new', id, wants_wake(group_lane) and 1 or 0, group_lane, file(), int(now)}
+local group_lane = enqueue(id, job)
+place_on(group, group_lane, tenant, shelf(group_lane, job.revision))
+if not stored then
+  state = string.sub(state, 1, 1) == '@' and state or ''
+end
+return {'new', id, wants_wake(group_lane) and 1 or 0, group_lane, stored and file() or state, tonumber(now)}
