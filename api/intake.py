@@ -31,6 +31,7 @@ VALUES_BYTES: Final = 16 * 2**10  # beside what its strings hold
 CHECKED_BYTES: Final = 64 * 2**10  # beside its state, of which little is asked
 BRIEF_BYTES: Final = 4 * 2**10  # a whole body that is read in less time than it takes to wait for a turn
 PROCESSES: Final = 2  # large bodies that are read at once: one that takes long holds up no other
+NICE: Final = 5  # they get a third of a processor that somebody else wants: whoever waits for an event loop
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ _settings: Settings  # of this process, if it is one that reads bodies
 def _begin(settings: Settings) -> None:
     global _settings  # noqa: PLW0603 # an initializer has no other place
     _settings = settings
+    os.nice(NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the API ends us
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
