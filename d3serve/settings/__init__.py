@@ -26,6 +26,15 @@ NEVER_EMPTY: Final = "D3SERVE_API_KEYS_FILE"
 SERVICE_LINK: Final = re.compile(
     r"D3SERVE(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)=.*|PORT(_\d+_\w+?)?=(tcp|udp|sctp)://.*|PORT_\d+_\w+_(PROTO|PORT|ADDR)=.*)"
 )
+# Settings of before, constants now: whoever still sets one is not asked whether he meant its neighbour.
+GONE: Final = frozenset(
+    PREFIX + name for name in (
+        "BROKER_MAX_MEMORY_BYTES", "IDEMPOTENCY_TTL_S", "LEASE_S", "LOG_FORMAT", "MAX_ATTEMPTS",
+        "MAX_BATCH_QUESTIONS", "MAX_JSON_DEPTH", "MAX_QUESTIONS_PER_JOB", "MAX_QUESTION_ID_CHARS",
+        "MAX_QUEUED_BYTES", "MAX_WAIT_S", "SPECIAL_TOKENS_IN_TEXT", "SYNC_WAIT_S", "TOMBSTONE_TTL_S",
+        "TURN_LIMIT_S", "WEBHOOK_TIMEOUT_S",
+    )
+)  # fmt: skip
 A_FOLDER: Final = ("/", ".", "~")  # how a model's name begins that cannot be a Hub id
 
 
@@ -261,6 +270,11 @@ def _check_names(known: set[str]) -> None:
         if SERVICE_LINK.fullmatch(f"{name}={value}"):
             del os.environ[name]
     unknown = sorted(k for k in os.environ if k.upper().startswith(PREFIX) and k.upper() not in known)
+    if unknown and unknown[0].upper() in GONE:
+        raise InvalidSettings(
+            f"{unknown[0]} is no setting any more: unset it; CHANGELOG.md says what holds now",
+            field=unknown[0],
+        )
     if unknown:
         near = get_close_matches(unknown[0].upper(), sorted(known), n=1, cutoff=0.8)
         advice = f"did you mean {near[0]}?" if near else "see docs/settings.md"

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from d3serve.errors import InvalidSettings
-from d3serve.settings import PREFIX, Settings
+from d3serve.settings import GONE, PREFIX, Settings
 
 FIELDS = Settings.model_fields
 PATHS = [name for name, field in FIELDS.items() if Path in (field.annotation, *get_args(field.annotation))]
@@ -90,6 +90,14 @@ def test_a_misspelt_setting_is_told_what_was_meant(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("D3SERVE_REDISURL")
     monkeypatch.setenv("D3SERVE_XYZZY", "1")
     with pytest.raises(InvalidSettings, match="D3SERVE_XYZZY: see docs"):
+        Settings.load()
+
+
+@pytest.mark.parametrize("name", sorted(GONE))
+def test_a_setting_of_before_is_refused_as_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert name.removeprefix(PREFIX).lower() not in Settings.model_fields
+    monkeypatch.setenv(name, "5")
+    with pytest.raises(InvalidSettings, match=f"{name} is no setting any more"):
         Settings.load()
 
 
