@@ -32,6 +32,7 @@ from d3serve.model.config import CODES, DecisionConfig, Geometry
 from d3serve.model.engine import DecidedJob, DecisionEngine, PreparedJob
 from d3serve.model.random_weights import random_weights
 from d3serve.model.state_cache import StateCache
+from d3serve.model.vision import VisionTower
 from d3serve.model.weights import FullAttention, Weights
 from d3serve.schemas import ModelInfo
 from d3serve.schemas.questions import ChoiceQuestion, Question
@@ -43,6 +44,8 @@ QUESTION: Question = ChoiceQuestion(type="choice", criteria={str(i): None for i 
 
 class Bench:
     """One set of weights, the engine and the peer on it, and the measurements."""
+
+    tower: VisionTower | None = None  # of a bench whose states show media
 
     def __init__(self, geometry: Geometry, device: torch.device, dtype: torch.dtype) -> None:
         """Draw the weights on the device."""
@@ -77,7 +80,7 @@ class Bench:
         return DecisionEngine(
             EngineParts(
                 info=info, config=config, format=cast("Any", None),
-                backbone=Backbone(g, self.weights, pools, mlp_rows=MLP_ROWS), cache=cache,
+                backbone=Backbone(g, self.weights, pools, mlp_rows=MLP_ROWS, tower=self.tower), cache=cache,
                 plan=MemoryPlan(rows, slots, LONGEST_PASS),
             )
         )  # fmt: skip

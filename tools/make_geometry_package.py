@@ -1,4 +1,4 @@
-"""Write a package of d3-turbo's geometry and the published vocabulary, without weights.
+"""Write a package of d3-turbo's geometry, vision tower included, and the published vocabulary, without weights.
 
     python tools/make_geometry_package.py FOLDER
 
@@ -9,7 +9,7 @@ import argparse
 from itertools import islice
 from pathlib import Path
 
-from make_tiny_checkpoint import write_json, write_manifest, write_tokenizer
+from make_tiny_checkpoint import PROCESSORS, write_json, write_manifest, write_tokenizer
 from published_vocabulary import published_special_tokens, published_vocabulary
 from tokenizers import Tokenizer
 
@@ -44,14 +44,35 @@ TEXT_CONFIG = {
     },
 }
 
+VISION_CONFIG = {
+    "model_type": "qwen3_5_vision",
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "out_hidden_size": TEXT_CONFIG["hidden_size"],
+    "num_position_embeddings": 2304,
+}
+CONTROL = {
+    "image": "image_pad",
+    "video": "video_pad",
+    "vision_start": "vision_start",
+    "vision_end": "vision_end",
+}
+
 
 def write_package(folder: Path) -> None:
     """Write everything but the weights into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab, merges = published_vocabulary()
-    write_tokenizer(folder, vocab, merges, published_special_tokens(len(vocab)), "Qwen2Tokenizer")
+    special = published_special_tokens(len(vocab))
+    write_tokenizer(folder, vocab, merges, special, "Qwen2Tokenizer")
     codes = list(islice(answer_codes(Tokenizer.from_file(str(folder / "tokenizer.json"))), 255))
-    write_json(folder / "config.json", {"model_type": "qwen3_5", "text_config": TEXT_CONFIG})
+    config = {"model_type": "qwen3_5", "text_config": TEXT_CONFIG, "vision_config": VISION_CONFIG}
+    tokens = {f"{name}_token_id": special[f"<|{token}|>"] for name, token in CONTROL.items()}
+    write_json(folder / "config.json", config | tokens)
+    for name, values in PROCESSORS.items():
+        write_json(folder / name, values)
     write_json(
         folder / "decision_config.json",
         {
