@@ -27,9 +27,9 @@ ARG EXTRA=worker
 # Triton compiles small C programs when it meets a GPU.
 RUN if [ "$EXTRA" = gpu ]; then \
       apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
-      && pip install -c constraints.txt ".[gpu]"; \
+      && pip install -c constraints.txt ".[gpu,media]"; \
     else \
-      pip install -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu ".[$EXTRA]"; \
+      pip install -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu ".[$EXTRA,media]"; \
     fi
 COPY checkpoints /app/checkpoints
 ENV HF_HOME=/models TRITON_CACHE_DIR=/tmp/triton

@@ -2,12 +2,14 @@
 
 import base64
 import json
+from collections import Counter
 
 import httpx
 import openai
 import pytest
 import typesafe_sdk
 import zstandard
+from hostile_files import READ, hostile_files
 from media_files import picture, saved, video
 from typesafe_sdk import Image, Noul, TypeSafeClient
 
@@ -287,3 +289,18 @@ async def test_a_model_that_reads_text_alone_says_so(client, worker):
         assert answered.json()["code"] == "unsupported_modality"
         assert f"reads no {name}" in answered.json()["detail"]
     assert not worker.claim().jobs
+
+
+@pytest.mark.usefixtures("reader")
+async def test_a_hostile_file_is_refused_or_taken_and_never_a_fault_of_ours(client):
+    """Those that a header cannot tell are taken here, and fail in the worker."""
+    statuses = Counter()
+    for name, kind, data, expected in hostile_files("/etc/hostname", "127.0.0.1:9"):
+        if len(data) < 10**6:
+            mime = "image/png" if kind == "image" else "video/mp4"
+            answered = await client.post("/v1/jobs", json=request(**{f"{kind}s": [url(data, mime)]}))
+            statuses[answered.status_code] += 1
+            assert answered.status_code == 202 or answered.json()["code"] == "invalid_media", name
+            assert answered.status_code == 202 or expected != READ, name
+    assert statuses.keys() == {202, 422}
+    assert statuses[422] > 40
