@@ -24,7 +24,7 @@ ASKED = {
 }
 ONE = {"refund": ASKED["refund"]}
 SHORTS_ALONE_S = 4.0
-PASS_MS = re.compile(r"pass;dur=([0-9.]+)")
+PART = re.compile(r"(queue|turn|pass);dur=([0-9.]+)")
 
 
 class Client:
@@ -33,8 +33,8 @@ class Client:
     def __init__(self, url: str, key: str) -> None:
         self._http = httpx.AsyncClient(base_url=url, timeout=300, headers={"Authorization": f"Bearer {key}"})
 
-    async def ask(self, state: str, questions: dict[str, Any]) -> tuple[dict[str, Any], float]:
-        """Post a job and wait for its end; the job, and the milliseconds of its own pass."""
+    async def ask(self, state: str, questions: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+        """Post a job and wait for its end; the job, and the milliseconds of its queue, its turn and its own pass."""
         body = {"model": "jev-latest", "state": state, "questions": questions}
         response = await self._http.post("/v1/jobs", json=body, headers={"Prefer": "wait=30"})
         while not (job := response.json()).get("done"):
@@ -43,10 +43,10 @@ class Client:
             response = await self._http.get(job["urls"]["self"], params={"wait": 30})
         if job["status"] != "succeeded":
             raise SystemExit(json.dumps(job)[:500])
-        told = PASS_MS.search(response.headers.get("Server-Timing", ""))
+        told = PART.findall(response.headers.get("Server-Timing", ""))
         if "result" not in job:
             job["result"] = (await self._http.get(job["urls"]["result"])).json()
-        return job, float(told[1]) if told else 0.0
+        return job, {name: float(ms) for name, ms in told}
 
 
 class Shorts:
@@ -59,7 +59,7 @@ class Shorts:
     def clear(self) -> None:
         """Forget what was measured."""
         self.times_ms: list[float] = []
-        self.passes_ms: list[float] = []
+        self.parts_ms: dict[str, list[float]] = {"queue": [], "turn": [], "pass": [], "rest": []}
 
     async def until(self, end: "asyncio.Future[Any]") -> None:
         """Ask until then, and wait for the last answers."""
@@ -72,17 +72,32 @@ class Shorts:
 
     async def _one(self, due: float) -> None:
         self._number += 1
-        _, pass_ms = await self._client.ask(SENTENCE.format(n=self._number) * SHORT_REPEATS, ONE)
+        _, told = await self._client.ask(SENTENCE.format(n=self._number) * SHORT_REPEATS, ONE)
         self.times_ms.append((time.perf_counter() - due) * 1000)
-        self.passes_ms.append(pass_ms)
+        told["rest"] = (
+            self.times_ms[-1] - told.get("queue", 0) - told.get("turn", 0)
+        )  # HTTP, and the way back
+        for name, times_ms in self.parts_ms.items():
+            times_ms.append(told.get(name, 0.0))
 
     def told(self) -> dict[str, float]:
-        """Percentiles of what was measured."""
-        cuts = quantiles(self.times_ms, n=100) if len(self.times_ms) > 1 else [float("nan")] * 99
+        """Percentiles of what was measured: of the whole, and of where its time went."""
         return {
-            "jobs": len(self.times_ms), "p50_ms": cuts[49], "p99_ms": cuts[98], "max_ms": max(self.times_ms),
-            "passes_s": sum(self.passes_ms) / 1000,
-        }  # fmt: skip
+            "jobs": len(self.times_ms),
+            **percentiles("", self.times_ms),
+            "passes_s": sum(self.parts_ms["pass"]) / 1000,
+            **{
+                name: ms
+                for part, times in self.parts_ms.items()
+                for name, ms in percentiles(f"{part}_", times).items()
+            },
+        }
+
+
+def percentiles(prefix: str, times_ms: Sequence[float]) -> dict[str, float]:
+    """Median, 99th percentile and maximum, by name."""
+    cuts = quantiles(times_ms, n=100) if len(times_ms) > 1 else [float("nan")] * 99
+    return {f"{prefix}p50_ms": cuts[49], f"{prefix}p99_ms": cuts[98], f"{prefix}max_ms": max(times_ms)}
 
 
 async def timed(client: Client, state: str) -> tuple[float, dict[str, Any]]:
