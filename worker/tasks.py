@@ -27,6 +27,6 @@ def start_process(sender: str, **_: Any) -> None:
 
 @shared_task(name=TURN_TASK, ignore_result=True)  # type: ignore[untyped-decorator] # celery has no types
 def turn() -> None:
-    """Run one turn; the wake-up carries nothing, the job table says what to do."""
+    """Run a turn or more; the wake-up carries nothing, the job table says what to do."""
     for process in _process:
-        process.run_turn()
+        process.run_turns()

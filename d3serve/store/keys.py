@@ -76,7 +76,7 @@ TABLE: dict[KeyName, Key] = {
     "pace": Key("pace", "hash", "<lane>: tokens at which a tenant joins; what the lanes were given side by side", "-",
                 "claim", "submit claim"),
     "wake": Key("wake:", "string", "a wake-up of <lane> is out", "2 s", "submit free reap", "the same scripts"),
-    "mq": Key("mq:wake.", "list", "wake-ups of <lane>", "-", "Celery", "Celery, reap (is one waiting?)"),
+    "mq": Key("mq:wake.", "list", "wake-ups of <lane>", "-", "Celery", "Celery, worker, reap (is one waiting?)"),
     # the lease
     "lease": Key("lease:", "hash", "<lease>: worker, pid, lane, ms", "deleted by free", "claim", "free"),
     "leasejobs": Key("leasejobs:", "set", "job ids under <lease>", "deleted by free", "claim more", "free"),

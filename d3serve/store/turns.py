@@ -218,6 +218,11 @@ class TurnStore:
 
     # --- between turns -----------------------------------------------------------------------------
 
+    def take_wake(self, seconds: float) -> bool:
+        """Take a wake-up out of the queues of this worker's lanes, if one comes within so many seconds."""
+        queues = [self._key("mq", lane) for lane in self._settings.lanes]
+        return self._table.send("brpop", keys=queues, timeout=seconds) is not None
+
     def reap(self) -> Reaped:
         """Free leases that ran out, end overdue jobs, find lanes whose wake-up was lost."""
         return Reaped(*self._table.run("reap", *self._settings.lanes))

@@ -1,13 +1,19 @@
 """Whatever goes wrong between loading a model and serving it, the main process hears of it."""
 
+import asyncio
 import os
 
 import pytest
 
 from d3serve.errors import InvalidSettings
+from d3serve.schemas import DecisionRequest
+from d3serve.schemas.questions import NoulQuestion
 from d3serve.settings import Settings
 from d3serve.store.connect import open_sync
+from d3serve.store.jobs import JobStore
+from d3serve.store.keys import Keys
 from d3serve.store.turns import TurnStore
+from d3serve.wake.celery_app import Waker
 from d3serve.worker import process
 from d3serve.worker.process import MAX_LOADS, TurnProcess
 from d3serve.worker.turn import TurnReport
@@ -43,7 +49,7 @@ def test_a_failure_after_the_model_is_read_is_no_silence(broken, settings, publi
     child.load()
     assert published("load", "error") == ["failed", "RuntimeError: no such luck"]
     assert len(tries) == MAX_LOADS
-    child.run_turn()  # and has nothing to run
+    child.run_turns()  # and has nothing to run
 
 
 @pytest.mark.parametrize(
@@ -78,6 +84,81 @@ def test_a_worker_that_has_left_forbids_nothing(settings, published):
     other.close()
     TurnProcess(settings, "d3@here-1").load()
     assert published("load") == ["loaded"]
+
+
+class Asker:
+    """Submits jobs and sends their wake-ups, as the API does."""
+
+    def __init__(self, settings):
+        self._settings, self._wake = settings, Waker(settings)
+
+    def ask(self, state):
+        return asyncio.run(self._ask(state))
+
+    async def _ask(self, state):
+        async with JobStore.open(self._settings) as jobs:
+            request = DecisionRequest(model="fake", state=state, questions={"q": NoulQuestion(type="noul")})
+            submitted = await jobs.submit(request, tenant="me")
+        if submitted.wake:
+            self._wake(submitted.lane)
+        return submitted.job_id
+
+    def status(self, job_id):
+        async def get():
+            async with JobStore.open(self._settings) as jobs:
+                return (await jobs.get(job_id, "me")).status
+
+        return asyncio.run(get())
+
+    def wakes(self):
+        with open_sync(self._settings) as client:
+            return client.llen(Keys(self._settings.namespace)("mq", "interactive"))
+
+
+def test_a_wake_up_that_follows_a_turn_is_taken_by_the_child_itself(settings):
+    child, asker = TurnProcess(settings, "d3@here-1"), Asker(settings)
+    child.load()
+    first, asked = asker.ask("first"), []
+    assert child._store.take_wake(5), "the one that Celery would have had"
+    take = child._store.take_wake
+
+    def take_next(seconds):
+        if asked:
+            return take(seconds)
+        asked.append(asker.ask("second"))
+        assert asker.wakes() == 1
+        return take(20)
+
+    child._store.take_wake = take_next
+    child.run_turns()
+    assert [asker.status(job) for job in (first, *asked)] == ["succeeded", "succeeded"]
+    assert asker.wakes() == 0, "it would start an empty turn"
+
+
+def test_a_child_that_stops_or_found_nothing_leaves_wake_ups_to_others(settings):
+    child, asker = TurnProcess(settings, "d3@here-1"), Asker(settings)
+    child.load()
+    child._store.take_wake = lambda _: pytest.fail("it took a wake-up")
+    child.run_turns()
+    job, run = asker.ask("first"), child._runner.run
+
+    def run_and_stop():
+        report = run()
+        child._runner.grace._stop(0, None)
+        return report
+
+    child._runner.run = run_and_stop
+    child.run_turns()
+    assert asker.status(job) == "succeeded"
+
+
+def test_one_task_takes_wake_ups_for_a_while_only(settings, monkeypatch):
+    monkeypatch.setattr(process, "STAY_S", 0)
+    child, asker = TurnProcess(settings, "d3@here-1"), Asker(settings)
+    child.load()
+    asker.ask("first")
+    child._store.take_wake = lambda _: pytest.fail("it took a wake-up")
+    child.run_turns()
 
 
 def forget_everything(settings):
@@ -119,7 +200,7 @@ def test_a_worker_whose_queue_another_model_has_got_meanwhile_answers_nothing(se
     other = TurnStore.open(settings, "d3@there-2")
     assert other.serve("another", {"load": "loaded"}) is None
     child._runner.run = lambda: pytest.fail("it ran a turn")
-    child.run_turn()
+    child.run_turns()
     load, error = published("load", "error")
     assert (load, "serves another from the queue" in error) == ("failed", True)
     forget_everything(settings)
