@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from published import TURBO
 
 from d3serve.errors import InvalidSettings
+from d3serve.model.assembly import size_pools
 from d3serve.model.backbone import row_bytes, slot_bytes
 from d3serve.model.capacity import (
     LONGEST_PASS,
@@ -77,3 +78,15 @@ def test_a_pool_given_by_the_operator_is_divided_with_room_for_a_pass() -> None:
     found = divide_pools(TURBO, BF16, int(10e9), pass_rows=100_000, shares_state=True)
     assert found.rows >= 100_000
     assert found.slots >= 2
+
+
+def test_room_for_a_vision_towers_activations_stays_free(monkeypatch) -> None:
+    free, kept = 20 * 10**9, 10**9
+
+    def planned(free_bytes: int, tower_bytes: int):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free_bytes, free_bytes))
+        cuda = torch.device("cuda")
+        return size_pools(TURBO, BF16, cuda, None, shares_state=True, tower_bytes=tower_bytes)
+
+    assert planned(free, kept) == planned(free - kept, 0)
+    assert planned(free, kept).pass_rows < planned(free, 0).pass_rows
