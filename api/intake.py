@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from typing import Any, Final
 
+from d3serve.api import media
 from d3serve.api.bodies import Body, read_payload
 from d3serve.api.dialect import AnswerNames, answer_names, is_openai, to_system_one
-from d3serve.api.media import Parts, take_media
 from d3serve.api.multipart import REQUEST, split_parts
 from d3serve.api.validation import check_request
 from d3serve.errors import InternalError
@@ -55,9 +55,11 @@ def take_in(body: Body, settings: Settings, *, any_dialect: bool) -> Taken:
 
 
 def _checked(
-    payload: dict[str, Any], settings: Settings, *, any_dialect: bool, parts: Parts | None = None
+    payload: dict[str, Any], settings: Settings, *, any_dialect: bool, parts: media.Parts | None = None
 ) -> Taken:
-    payload, files = take_media(payload, parts or {}, settings, messages=any_dialect and is_openai(payload))
+    payload, files = media.take_media(
+        payload, parts or {}, settings, messages=any_dialect and is_openai(payload)
+    )
     openai = any_dialect and is_openai(payload)
     decision = to_system_one(payload, settings) if openai else check_request(payload, settings)
     return Taken(encode_request(decision, files), answer_names(payload) if openai else None)
@@ -70,7 +72,10 @@ def is_plain(body: bytes) -> bool:
     )
 
 
-def _is_short_beside_state(payload: dict[str, Any]) -> bool:
+def _is_text(payload: dict[str, Any]) -> bool:
+    """Whether a request has no files, and what is checked most closely is short."""
+    if payload.keys() & media.FIELDS or isinstance(payload.get("input"), list):
+        return False
     others = {name: value for name, value in payload.items() if name not in ("state", "input")}
     return len(to_json(others)) <= CHECKED_BYTES
 
@@ -91,7 +96,7 @@ class Intake:
             async with self._turn:
                 await asyncio.sleep(0)  # whatever else there is to do comes between two bodies
                 payload = read_payload(body.data)
-                if len(body.data) <= CHECKED_BYTES or _is_short_beside_state(payload):
+                if len(body.data) <= CHECKED_BYTES or _is_text(payload):
                     return _checked(payload, self._settings, any_dialect=any_dialect)
         return await self._take_in_elsewhere(body, any_dialect)
 

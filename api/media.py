@@ -18,6 +18,7 @@ from d3serve.text.wording import shown
 Parts = Mapping[str, bytes]  # of a multipart body, by name
 
 LISTS: Final[Mapping[str, MediaKind]] = {"images": "image", "videos": "video"}
+FIELDS: Final = frozenset({*LISTS, "assets"})
 FORMATS: Final = {"image": IMAGE_FORMATS, "video": VIDEO_FORMATS}
 MAX_BYTES: Final = {"image": MAX_IMAGE_BYTES, "video": MAX_VIDEO_BYTES}
 MAX_HEAD_CHARS: Final = 256
@@ -119,7 +120,7 @@ def take_media(
         if "assets" in payload:
             _take_assets(payload, taker)
         _take_list("videos", payload, taker)
-        rest = {name: value for name, value in payload.items() if name not in (*LISTS, "assets")}
+        rest = {name: value for name, value in payload.items() if name not in FIELDS}
     taker.check_whole(settings)
     taker.findings.raise_if_any()
     return rest, taker.files
