@@ -45,7 +45,8 @@ def test_each_json_file_is_read_once(use, tmp_path, checkpoint_tool):
     found = subprocess.run(
         [sys.executable, "-c", COUNT, str(package), use], capture_output=True, text=True, check=True
     )
-    assert json.loads(found.stdout) == dict.fromkeys([*READ, "tokenizer_config.json"], 1)
+    media = ["preprocessor_config.json", "video_preprocessor_config.json"]
+    assert json.loads(found.stdout) == dict.fromkeys([*READ, *media, "tokenizer_config.json"], 1)
 
 
 @pytest.mark.parametrize("name", [*READ, "tokenizer_config.json"])

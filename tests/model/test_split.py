@@ -91,7 +91,7 @@ def test_a_token_that_joins_the_states_end_belongs_to_the_question(built, tokeni
 def test_later_questions_reuse_the_state_instead_of_reading_it_again(tokenizer, monkeypatch):
     calls = []
     encode = tokenizer.encode
-    monkeypatch.setattr(tokenizer, "encode", lambda text: calls.append(text) or encode(text))
+    monkeypatch.setattr(tokenizer, "encode", lambda *text: calls.append(text) or encode(*text))
     build_prompts(tokenizer, CODES, {"a": "x" * 1000}, QUESTIONS)
     assert len(calls) == 1
 
@@ -100,7 +100,7 @@ def test_with_another_pre_tokenizer_every_prompt_is_read_whole(tokenizer, monkey
     calls = []
     encode = tokenizer.encode
     monkeypatch.setattr(tokenizer, "splits_before_letters", False)
-    monkeypatch.setattr(tokenizer, "encode", lambda text: calls.append(text) or encode(text))
+    monkeypatch.setattr(tokenizer, "encode", lambda *text: calls.append(text) or encode(*text))
     build_prompts(tokenizer, CODES, "Paid twice.", QUESTIONS)
     assert len(calls) == 1 + len(QUESTIONS)
 
@@ -117,9 +117,9 @@ def test_questions_that_make_another_state_of_one_text_are_refused(tokenizer, mo
     """No pre-tokenizer of ours does; where one did, a state read for one question would be wrong for the next."""
     encode, calls = tokenizer.encode, []
 
-    def shifted(text):
+    def shifted(*text):
         calls.append(text)
-        found = encode(text)
+        found = encode(*text)
         return Encoded([each + len(calls) for each in found.ids], found.ends)
 
     monkeypatch.setattr(tokenizer, "splits_before_letters", False)
