@@ -169,7 +169,7 @@ class TestHearing:
         waiting = asyncio.create_task(table.jobs.wait(job_id, "me", 300))
         await looked.wait()
         await end(table, job_id, *args)
-        return await asyncio.wait_for(waiting, 20)
+        return await asyncio.wait_for(waiting, 8)
 
     async def succeed(self, table, job_id, answer):
         worker = table.worker()
