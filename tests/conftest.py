@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,11 @@ from d3serve.up.broker import EmbeddedBroker
 # torch or transformers may do in any test: so here, before them all.
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell starts what runs in its background deaf to an interrupt, and whatever that starts inherits it: rightly so for
+# `d3serve`, but tests here interrupt it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
