@@ -28,6 +28,7 @@ from d3serve.commands.ask import find_server, told_progress
 from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
 from d3serve.commands.result_file import ResultFile, ResultRow
 from d3serve.commands.terminal import bar, messages
+from d3serve.commands.threads import AbandonedThreads
 from d3serve.errors import (
     D3ServeError,
     InternalError,
@@ -304,6 +305,7 @@ async def _submit_all(
     patience_s: float,
     console: Console,
 ) -> None:
+    asyncio.get_running_loop().set_default_executor(AbandonedThreads())
     columns = (
         "[progress.description]{task.description}",
         BarColumn(),

@@ -410,6 +410,33 @@ def test_an_interrupt_says_what_is_left_and_the_next_run_finds_it(good, service,
     assert jobs_made(worker) == 3
 
 
+def test_an_interrupt_waits_for_no_file_that_cannot_be_read_yet(good, service):
+    """A network drive or a name server that does not answer held the command, and a second interrupt did not help."""
+    stalled = good[0].parent / "stalled.png"
+    os.mkfifo(stalled)
+    good[0].write_text(json.dumps({"state": "x", "images": [stalled.name], "questions": {"q": NOUL}}))
+    process = subprocess.Popen(command(good, service), stderr=subprocess.PIPE, text=True)
+    writer = []
+
+    def is_being_read():
+        with contextlib.suppress(OSError):  # until the other end is open
+            writer.append(os.open(stalled, os.O_WRONLY | os.O_NONBLOCK))
+        return writer
+
+    try:
+        until(is_being_read)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+        for descriptor in writer:
+            os.close(descriptor)
+    assert process.returncode == 130
+    assert "stopped: 0 of 1 have an outcome" in said
+    assert "Traceback" not in said
+
+
 def test_a_full_disk_is_one_line(good, service, take_turns):
     with take_turns():
         done = subprocess.run(
