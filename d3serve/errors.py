@@ -263,7 +263,7 @@ class NoWorker(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """The process has as much in hand as it can hold: bodies, connections, file descriptors."""
+    """A process or its host has as much in hand as it can hold: bodies, connections, file descriptors, decoding."""
 
     code = "overloaded"
     http_status = 503

@@ -9,12 +9,14 @@ import contextlib
 import ctypes
 import io
 import json
+import math
 import mmap
 import os
 import resource
 import signal
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Iterable
 from typing import Any, Final
@@ -45,6 +47,7 @@ def main() -> None:
     tell(channel, ready=True)
     while asked := channel.recv(MESSAGE_BYTES):
         file = json.loads(asked)
+        allow(file["processor_s"])
         try:
             for seconds, pixels in frames(file["kind"], shared[: file["bytes"]]):
                 height, width, _ = pixels.shape
@@ -84,6 +87,12 @@ def confine(parent: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a picture is nobody's to leave on a disk
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+
+
+def allow(processor_s: int) -> None:
+    """Have the kernel end this process once it has taken so much more of a processor."""
+    most = math.ceil(time.process_time()) + processor_s
+    resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def rehearse() -> None:

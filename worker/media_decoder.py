@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,14 +17,17 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from d3serve.errors import InternalError, InvalidMedia
+from d3serve.errors import InternalError, InvalidMedia, Overloaded, ShuttingDown
 from d3serve.media.sizes import FRAMES, SHARED_BYTES, MediaKind, frame_size, image_size, pair_times
 from d3serve.model.media import TEMPORAL, Medium
 from d3serve.model.resize import resized
 
 CHILD: Final = "d3serve.worker.media_child"
 START_S: Final = 60.0  # to load its libraries, on a host that is busy
-FILE_S: Final = 30.0  # for a whole file; the longest video of the largest frames takes about a third of it
+# For a whole file. What it takes of a processor is its own, and too much of that is its fault: the longest video of the
+# largest frames takes about 10 s of the four threads that decode it. How long that lasts is up to the host as well.
+PROCESSOR_S: Final = 120
+WAIT_S: Final = 300.0
 KEPT_BYTES: Final = 256 * 2**20  # of decoded media: those of a turn or two, and what is asked about again
 MESSAGE_BYTES: Final = 4096
 PASSED_ON: Final = (
@@ -44,7 +48,7 @@ class ProcessLostError(Exception):
 
 
 class TooSlowError(Exception):
-    """The process has not answered in time."""
+    """The process has not answered in time, which may be the host's fault."""
 
 
 class DecodingProcess:
@@ -92,9 +96,10 @@ class DecodingProcess:
             InvalidMedia: the file is refused; the process goes on.
             ProcessLostError, TooSlowError: it is of no more use.
         """
-        self.busy, deadline = True, time.monotonic() + FILE_S
+        self.busy, deadline = True, time.monotonic() + WAIT_S
         self._shared[: len(data)] = data
-        self._tell(json.dumps({"kind": kind, "bytes": len(data)}).encode())
+        asked = {"kind": kind, "bytes": len(data), "processor_s": PROCESSOR_S}
+        self._tell(json.dumps(asked).encode())
         while "done" not in (told := self._hear(deadline)):
             if "refused" in told:
                 self.busy = False
@@ -107,10 +112,19 @@ class DecodingProcess:
             self._tell(b"taken")
         self.busy = False
 
-    def close(self) -> None:
-        """End it."""
+    @property
+    def exhausted(self) -> bool:
+        """Whether the kernel has ended it, because a file took too much of a processor."""
+        return self._process.returncode == -signal.SIGXCPU
+
+    def end(self) -> None:
+        """End it, from any thread."""
         self._process.kill()
         self._process.wait()
+
+    def close(self) -> None:
+        """End it, and give its channel back."""
+        self.end()
         self._channel.close()
 
     def _tell(self, message: bytes) -> None:
@@ -138,13 +152,15 @@ class MediaDecoder:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "d3serve-media")
         self._process: DecodingProcess | None = None
+        self._closing = False
         self._kept: OrderedDict[tuple[MediaKind, str], Future[Medium]] = OrderedDict()
 
     def begin(self, kind: MediaKind, digest: str, data: Callable[[], bytes]) -> Future[Medium]:
         """The medium of a file, once it is decoded, by the SHA-256 of the file; `data` is asked for it if need be.
 
         For one thread. The future raises InvalidMedia where the file is broken, past a limit, or ends the process that
-        decodes it.
+        decodes it; Overloaded where that does not answer, and nothing shows the file to be at fault; ShuttingDown once
+        the decoder is closed.
         """
         name = (kind, digest)
         known = self._kept.get(name)
@@ -155,9 +171,12 @@ class MediaDecoder:
         return known
 
     def close(self) -> None:
-        """End thread and process; what waits is not decoded."""
-        self._thread.submit(self._drop)
-        self._thread.shutdown(wait=True, cancel_futures=False)
+        """End thread and process, also one at work; what waits is not decoded."""
+        self._closing = True
+        if (process := self._process) is not None:
+            process.end()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._drop()
 
     def _forget(self) -> None:
         done = [name for name, known in self._kept.items() if known.done()]
@@ -170,24 +189,43 @@ class MediaDecoder:
 
     def _decode(self, kind: MediaKind, digest: str, data: Callable[[], bytes]) -> Medium:
         """Decode with a process that lives; one that dies is replaced, and the file given a second chance."""
-        file = data()
+        file, silent = data(), False
+        about = {"kind": kind, "digest": digest[:16], "size_bytes": len(file)}
         for _ in range(2):
-            process = self._process = self._process or DecodingProcess()
+            process = self._ready()
             try:
                 return _MEDIA[kind](digest, process.frames(kind, file))
             except TooSlowError:
-                raise InvalidMedia(f"takes longer than {FILE_S:.0f} s to decode") from None
+                silent = True
+                log.warning("media.process_silent", **about)
             except (
                 ProcessLostError,
                 LookupError,
                 TypeError,
                 ValueError,
             ):  # it ended, or says what it should not
-                log.warning("media.process_lost", kind=kind, digest=digest[:16], size_bytes=len(file))
+                self._drop()
+                if process.exhausted:
+                    raise InvalidMedia(f"takes more than {PROCESSOR_S} s of a processor to decode") from None
+                if not self._closing:
+                    log.warning("media.process_lost", **about)
             finally:
                 if process.busy:
                     self._drop()
+        if silent:
+            raise Overloaded(
+                f"a file was not decoded in {WAIT_S:.0f} s, on a host that may be busy: send the request again"
+            )
         raise InvalidMedia("ends the process that decodes it")
+
+    def _ready(self) -> DecodingProcess:
+        if self._process is None and not self._closing:
+            self._process = DecodingProcess()
+        if (
+            self._process is None or self._closing
+        ):  # asked again, now that it stands where `close` looks for it
+            raise ShuttingDown("the worker is stopping")
+        return self._process
 
     def _drop(self) -> None:
         process, self._process = self._process, None

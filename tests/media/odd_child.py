@@ -9,7 +9,7 @@ import sys
 import time
 
 from d3serve.media.sizes import SHARED_BYTES
-from d3serve.worker.media_child import confine
+from d3serve.worker.media_child import allow, confine
 
 FAR = 10**9
 
@@ -31,14 +31,16 @@ def tries():
             yield f"{name} done"
 
 
-def main():
+def main():  # noqa: C901 # one thing after the other
     """Serve as `media_child` does, and answer every file by what the file says."""
     number, memory, parent = map(int, sys.argv[1:4])
     channel, shared = socket.socket(fileno=number), mmap.mmap(memory, SHARED_BYTES)
     confine(parent)
     channel.send(b'{"ready": true}')
     while asked := channel.recv(4096):
-        match shared[: json.loads(asked)["bytes"]].decode().split():
+        file = json.loads(asked)
+        allow(file["processor_s"])
+        match shared[: file["bytes"]].decode().split():
             case ["die"]:
                 os.kill(os.getpid(), signal.SIGKILL)
             case ["die", "after"]:
@@ -47,6 +49,17 @@ def main():
                 os.kill(os.getpid(), signal.SIGSEGV)
             case ["sleep"]:
                 time.sleep(FAR)
+            case ["burn"]:
+                while True:
+                    pass
+            case ["work", _]:
+                until = time.process_time() + 0.5
+                while time.process_time() < until:
+                    pass
+                channel.send(b'{"refused": "worked"}')
+            case ["stop"]:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                channel.send(b'{"refused": "went on"}')
             case ["try"]:
                 channel.send(json.dumps({"refused": ", ".join(list(tries()))}).encode())
             case ["say", what]:

@@ -1,15 +1,18 @@
 """The process that decodes may die, hang or lie: that costs one file its answer, and nobody else anything."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from media_files import picture, saved, video
 from processes import ends, is_alive
 
-from d3serve.errors import InternalError, InvalidMedia
+from d3serve.errors import InternalError, InvalidMedia, Overloaded, ShuttingDown
 from d3serve.worker import media_decoder
 from d3serve.worker.media_decoder import MediaDecoder
 
@@ -32,6 +35,11 @@ def odd(decoder, monkeypatch):
     return lambda what, kind="image": decoder.begin(kind, what, what.encode).result(timeout=200)
 
 
+def state(pid):
+    """The kernel's letter for what a process does."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def png():
     return saved(picture(40, 40), "PNG")
 
@@ -43,13 +51,72 @@ def test_a_file_that_kills_the_process_is_refused_and_the_next_one_is_read(odd):
         assert odd("fine").grid == (1, 16, 16)
 
 
-def test_a_file_that_takes_too_long_is_refused_and_its_process_ended(odd, decoder, monkeypatch):
+def test_a_file_that_takes_too_much_of_a_processor_is_refused_and_its_process_ended(
+    odd, decoder, monkeypatch
+):
     odd("fine")
     pid = decoder._process.pid
-    monkeypatch.setattr(media_decoder, "FILE_S", 0.2)  # it never answers, however long it has
-    with pytest.raises(InvalidMedia, match="takes longer than"):
-        odd("sleep")
+    monkeypatch.setattr(media_decoder, "PROCESSOR_S", 1)
+    with pytest.raises(InvalidMedia, match="takes more than 1 s of a processor"):
+        odd("burn")
     assert not is_alive(pid)
+    assert odd("fine ").pads == 64
+
+
+def test_a_process_that_took_much_for_other_files_takes_as_much_for_the_next(odd, decoder, monkeypatch):
+    monkeypatch.setattr(media_decoder, "PROCESSOR_S", 1)
+    odd("fine")
+    pid = decoder._process.pid
+    for number in range(4):
+        with pytest.raises(InvalidMedia, match="worked"):
+            odd(f"work {number}")
+    assert decoder._process.pid == pid
+
+
+def test_a_process_that_does_not_answer_is_replaced_and_its_file_not_blamed(odd, decoder, monkeypatch):
+    odd("fine")
+    pid = decoder._process.pid
+    monkeypatch.setattr(media_decoder, "WAIT_S", 0.2)  # it never answers, however long it has
+    with pytest.raises(Overloaded, match="send the request again") as told:
+        odd("sleep")
+    assert told.value.retryable
+    assert not is_alive(pid)
+
+
+def test_a_process_that_is_held_up_answers_late_and_not_wrongly(decoder, odd, monkeypatch):
+    """However long it stands still, that is none of a processor's time."""
+    monkeypatch.setattr(media_decoder, "PROCESSOR_S", 1)
+    odd("fine")
+    pid = decoder._process.pid
+    known = decoder.begin("image", "stop", "stop".encode)
+    deadline = time.monotonic() + 60
+    while state(pid) != "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    with pytest.raises(TimeoutError):
+        known.result(timeout=1.5)
+    os.kill(pid, signal.SIGCONT)
+    with pytest.raises(InvalidMedia, match="went on"):
+        known.result(timeout=200)
+    assert decoder._process.pid == pid
+
+
+@pytest.mark.parametrize("what", ["sleep", "burn"])
+def test_a_decoder_closes_at_once_whatever_its_process_does(odd, decoder, what):
+    odd("fine")
+    pid = decoder._process.pid
+    begun = threading.Event()
+
+    def data():
+        begun.set()
+        return what.encode()
+
+    known, waiting = decoder.begin("image", what, data), decoder.begin("image", "fine ", "fine".encode)
+    assert begun.wait(60)
+    decoder.close()
+    assert not is_alive(pid)
+    assert isinstance(known.exception(timeout=0), ShuttingDown)
+    assert waiting.cancelled()
 
 
 @pytest.mark.parametrize(
