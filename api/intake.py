@@ -9,18 +9,19 @@ import asyncio
 import os
 import signal
 import threading
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
-from typing import Any, Final
+from multiprocessing.connection import Connection
+from typing import Any, Final, cast
 
 from d3serve.api import media
 from d3serve.api.bodies import Body, read_payload
 from d3serve.api.dialect import AnswerNames, answer_names, is_openai, to_system_one
 from d3serve.api.multipart import REQUEST, split_parts
 from d3serve.api.validation import check_request
-from d3serve.errors import InternalError
+from d3serve.errors import D3ServeError, InternalError, ShuttingDown
 from d3serve.settings import Settings
 from d3serve.store.encode import EncodedRequest, encode_request, to_json
 from d3serve.text.strict_json import is_short_beside_strings
@@ -85,11 +86,11 @@ class Intake:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._pool: ProcessPoolExecutor | None = None
+        self._readers = _Readers(settings)
         self._turn = asyncio.Lock()
 
     async def take_in(self, body: Body, *, any_dialect: bool = False) -> Taken:
-        """The request in a decoded body. Raises like the function of this name, and InternalError."""
+        """The request in a decoded body. Raises like the function of this name, InternalError and ShuttingDown."""
         if len(body.data) <= BRIEF_BYTES:
             return take_in(body, self._settings, any_dialect=any_dialect)
         if body.boundary is None and is_plain(body.data):
@@ -98,46 +99,115 @@ class Intake:
                 payload = read_payload(body.data)
                 if len(body.data) <= CHECKED_BYTES or _is_text(payload):
                     return _checked(payload, self._settings, any_dialect=any_dialect)
-        return await self._take_in_elsewhere(body, any_dialect)
-
-    async def _take_in_elsewhere(self, body: Body, any_dialect: bool) -> Taken:
-        for _ in range(2):  # the process may have been killed for what its other body took
-            pool = self._pool = self._pool or _start(self._settings)
-            try:
-                return await asyncio.get_running_loop().run_in_executor(pool, _take_in, body, any_dialect)
-            except BrokenProcessPool:
-                if self._pool is pool:
-                    self._pool = None
-        raise InternalError("the process that reads large bodies ended while it read this one")
+        return await self._readers.take_in(body, any_dialect)
 
     def close(self) -> None:
-        """Let the processes end."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the processes, also one that is starting or at work."""
+        self._readers.close()
 
 
-def _start(settings: Settings) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(PROCESSES, get_context("spawn"), _begin, (settings,))
+class _Reader:
+    """A process that reads bodies, one at a time.
+
+    Of its own, with a pipe of its own: processes of an executor share locks, and one that is killed keeps what it has.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        context = get_context("spawn")
+        self._channel, theirs = context.Pipe()
+        with theirs:
+            self._process = context.Process(target=_read_bodies, args=(theirs, settings), daemon=True)
+            self._process.start()
+
+    def ask(self, body: Body, any_dialect: bool) -> Taken | Exception:
+        self._channel.send((body, any_dialect))
+        return cast("Taken | Exception", self._channel.recv())
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
 
 
-_settings: Settings  # of this process, if it is one that reads bodies
+class _Readers:
+    """Some processes that read bodies, as many as are needed at once; one that ends is replaced."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._threads = ThreadPoolExecutor(PROCESSES, "d3serve-intake")  # one waits for each process
+        self._lock = threading.Lock()
+        self._all: set[_Reader] = set()
+        self._idle: list[_Reader] = []
+        self._closed = False
+
+    async def take_in(self, body: Body, any_dialect: bool) -> Taken:
+        self._check_open()
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._take_in, body, any_dialect
+        )
+
+    def close(self) -> None:
+        with self._lock:  # nobody starts one meanwhile, or later
+            self._closed = True
+            for reader in self._all:
+                reader.end()
+        self._threads.shutdown()  # whoever waits, for an answer or for a turn, hears of it
+
+    def _take_in(self, body: Body, any_dialect: bool) -> Taken:
+        for _ in range(2):  # it may have been killed for what the other one took
+            reader = self._borrow()
+            try:
+                told = reader.ask(body, any_dialect)
+            except Exception:  # it ended, or says what cannot be read
+                self._drop(reader)
+                continue
+            self._idle.append(reader)
+            if isinstance(told, Exception):
+                raise told
+            return told
+        self._check_open()
+        raise InternalError("the process that reads large bodies ended while it read this one")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ShuttingDown("the API is stopping")
+
+    def _borrow(self) -> _Reader:
+        with self._lock:
+            self._check_open()
+            if self._idle:
+                return self._idle.pop()
+            reader = _Reader(self._settings)
+            self._all.add(reader)
+            return reader
+
+    def _drop(self, lost: _Reader) -> None:
+        """End it, and those that are idle: what ended one may have ended them too, and the next try is the last."""
+        with self._lock:
+            for reader in (lost, *self._idle):
+                self._all.discard(reader)
+                reader.end()
+            self._idle.clear()
 
 
-def _begin(settings: Settings) -> None:
-    global _settings  # noqa: PLW0603 # an initializer has no other place
-    _settings = settings
+def _read_bodies(channel: Connection, settings: Settings) -> None:
     os.nice(NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the API ends us
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    while True:
+        body, any_dialect = channel.recv()
+        try:
+            told: Taken | Exception = take_in(body, settings, any_dialect=any_dialect)
+        except D3ServeError as error:
+            told = error
+        except Exception as error:  # for the log of whoever asked
+            error.add_note(traceback.format_exc())
+            told = error
+        channel.send(told)
 
 
 def _end_with_parent() -> None:
-    """An executor's process waits for work for ever, also of a parent that was killed."""
+    """Who reads a body does not notice that its parent was killed."""
     parent = parent_process()
     if parent is not None:
         parent.join()
         os._exit(0)
-
-
-def _take_in(body: Body, any_dialect: bool) -> Taken:  # an executor passes by place
-    return take_in(body, _settings, any_dialect=any_dialect)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from hostile import odd_bodies
-from processes import ends
+from processes import ends, is_alive
 
 from d3serve.api import intake as module
 from d3serve.api.bodies import Body
 from d3serve.api.intake import BRIEF_BYTES, PLAIN_BYTES, VALUES_BYTES, Intake, is_plain, take_in
-from d3serve.errors import D3ServeError, DuplicateKey, InvalidQuestion
+from d3serve.errors import D3ServeError, DuplicateKey, InvalidQuestion, ShuttingDown
 from d3serve.settings import Settings
 
 NOUL = {"type": "noul", "instructions": "Is it spam?"}
@@ -26,9 +26,19 @@ TEXT = 'He said: "Where, in C:\\\\new, is it?"\n' * 5_000 + "é" * 50_000
 
 
 def children(pid):
-    """Processes of a process, but for the one that `multiprocessing` keeps to tidy up."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(one) for one in found if b"resource_tracker" not in Path(f"/proc/{one}/cmdline").read_bytes()]
+    """Processes that `multiprocessing` has started for a process, but for the one that it keeps to tidy up."""
+    found = [
+        one for lines in Path(f"/proc/{pid}/task").glob("*/children") for one in read(lines).decode().split()
+    ]
+    return [int(one) for one in found if b"spawn_main" in read(Path(f"/proc/{one}/cmdline"))]
+
+
+def read(path):
+    """What the kernel says of a thread or process; nothing of one that has just ended."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 @pytest.fixture
@@ -151,7 +161,33 @@ async def test_a_process_that_is_killed_is_replaced(started):
         assert await intake.take_in(Body(body)) == before
         present = started()
         assert set(present) - set(killed)
-    assert all(ends(pid, 30) for pid in present)
+        assert len(present) == 1, "those that ended are gone"
+    assert not any(is_alive(pid) for pid in present), "who closes waits for the end"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_process_that_is_starting_ends_with_the_intake(started, replaced):
+    """It stands still as soon as it is there: so it is as slow as any host could make it."""
+    intake = Intake(SETTINGS)
+    body = Body(json.dumps(LARGE).encode())
+    if replaced:
+        await intake.take_in(body)
+        [killed] = started()
+        os.kill(killed, signal.SIGKILL)
+        assert ends(killed)
+    waiting = asyncio.create_task(intake.take_in(body))
+    deadline = time.monotonic() + 60
+    while not (starting := [pid for pid in started() if is_alive(pid)]):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0)
+    os.kill(starting[0], signal.SIGSTOP)
+    intake.close()
+    assert not is_alive(starting[0])
+    with pytest.raises(ShuttingDown):
+        await waiting
+    with pytest.raises(ShuttingDown):
+        await intake.take_in(body)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -162,3 +198,4 @@ def test_they_end_with_the_api(how, start_api):
     assert readers
     api.process.send_signal(how)
     assert all(ends(pid, 30) for pid in (api.process.pid, *readers))
+    assert "resource_tracker" not in api.logged(), "nothing that the kernel keeps is left behind"
