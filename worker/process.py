@@ -12,7 +12,7 @@ import structlog
 from d3serve.errors import DeviceError, InvalidSettings, StartupError, StorageUnavailable
 from d3serve.settings import Settings
 from d3serve.store.turns import TurnStore
-from d3serve.wake.celery_app import Waker
+from d3serve.wake.celery_app import Waker, is_wake
 from d3serve.worker.engines import load_engine
 from d3serve.worker.turn import TurnReport, TurnRunner
 from d3serve.worker.yields import OutOfTime
@@ -147,7 +147,7 @@ class TurnProcess:
         """
         until = time.monotonic() + STAY_S
         try:
-            while self._run_turn() and time.monotonic() < until and self._store.take_wake(LINGER_S):
+            while self._run_turn() and time.monotonic() < until and self._takes_wake():
                 pass
         except DeviceError as error:
             log.error("device.lost", exc_info=error)
@@ -156,6 +156,13 @@ class TurnProcess:
             log.warning("turn.storage_away", error=error.message)
         except OutOfTime:
             log.warning("stop.gives_back")
+
+    def _takes_wake(self) -> bool:
+        """Wait a moment for the next wake-up; what is none is dropped, and taken for one: a turn does no harm."""
+        message = self._store.take_wake(LINGER_S)
+        if message is not None and not is_wake(message):
+            log.warning("wake.unreadable", error="NoWake")
+        return message is not None
 
     def _run_turn(self) -> bool:
         """Run one turn, if there is a model and work; whether there was, and more may be taken."""

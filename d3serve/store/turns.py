@@ -218,10 +218,11 @@ class TurnStore:
 
     # --- between turns -----------------------------------------------------------------------------
 
-    def take_wake(self, seconds: float) -> bool:
-        """Take a wake-up out of the queues of this worker's lanes, if one comes within so many seconds."""
+    def take_wake(self, seconds: float) -> bytes | None:
+        """Take what stands in the queues of this worker's lanes as it is, if something comes within so many seconds."""
         queues = [self._key("mq", lane) for lane in self._settings.lanes]
-        return self._table.send("brpop", keys=queues, timeout=seconds) is not None
+        taken = self._table.send("execute_command", "BRPOP", *queues, seconds, NEVER_DECODE=True)
+        return taken[1] if taken else None
 
     def reap(self) -> Reaped:
         """Free leases that ran out, end overdue jobs, find lanes whose wake-up was lost."""

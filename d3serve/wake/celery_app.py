@@ -3,6 +3,7 @@
 So its messages are not acknowledged at all, its results are dropped, and losing or doubling one does no harm.
 """
 
+import json
 import os
 from collections.abc import Callable
 from typing import Any, Final
@@ -39,6 +40,14 @@ def leave_logging_alone(**_: Any) -> None:
 def queue_name(lane: Lane) -> str:
     """The Celery queue of a lane's wake-ups."""
     return f"wake.{lane}"
+
+
+def is_wake(message: bytes) -> bool:
+    """Whether what stood in a wake-up's queue is one, and not what somebody else has written there."""
+    try:
+        return bool(json.loads(message)["headers"]["task"] == TURN_TASK)
+    except transport.UNREADABLE:
+        return False
 
 
 def broker_url(server: RedisURL) -> str:

@@ -20,7 +20,7 @@ from d3serve.store.connect import connection_class, is_full
 WRITE: Final = "redis.call('DEL', KEYS[1] .. ':none') return redis.call(ARGV[1], KEYS[1], ARGV[2])"
 SERVER: Final = "server_url"  # our transport option: the URL, which kombu would read in a way of its own
 TCP_ONLY: Final = ("host", "port", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options")
-UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError)
+UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 log = structlog.get_logger(__name__)
 

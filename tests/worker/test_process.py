@@ -135,6 +135,22 @@ def test_a_wake_up_that_follows_a_turn_is_taken_by_the_child_itself(settings):
     assert asker.wakes() == 0, "it would start an empty turn"
 
 
+FOREIGN = (b"not json", b"\xff\xfe", b"", b"[" * 100_000, b'{"headers": {"task": "another"}}')
+
+
+@pytest.mark.parametrize("foreign", FOREIGN, ids=range(len(FOREIGN)))
+def test_what_is_no_wake_up_is_dropped_with_a_word(settings, capsys, foreign):
+    child, asker = TurnProcess(settings, "d3@here-1"), Asker(settings)
+    child.load()
+    asker.ask("first")
+    child._store.take_wake(5)
+    with open_sync(settings) as client:
+        client.lpush(Keys(settings.namespace)("mq", "interactive"), foreign)
+    child.run_turns()
+    assert capsys.readouterr().out.count("wake.unreadable") == 1
+    assert asker.wakes() == 0
+
+
 def test_a_child_that_stops_or_found_nothing_leaves_wake_ups_to_others(settings):
     child, asker = TurnProcess(settings, "d3@here-1"), Asker(settings)
     child.load()
