@@ -5,7 +5,7 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -24,6 +24,7 @@ ASKED = {
 }
 ONE = {"refund": ASKED["refund"]}
 SHORTS_ALONE_S = 4.0
+CANCELED_AT = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25)  # shares of a long pass
 PART = re.compile(r"(queue|turn|pass);dur=([0-9.]+)")
 
 
@@ -32,6 +33,24 @@ class Client:
 
     def __init__(self, url: str, key: str) -> None:
         self._http = httpx.AsyncClient(base_url=url, timeout=300, headers={"Authorization": f"Bearer {key}"})
+
+    async def post(self, state: str) -> str:
+        """Post a job with two questions and do not wait; its address."""
+        body = {"model": "jev-latest", "state": state, "questions": ASKED}
+        response = (await self._http.post("/v1/jobs", json=body)).raise_for_status()
+        return response.json()["urls"]["self"]
+
+    async def see(self, job: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The job, as soon as it is so."""
+        while not holds(seen := (await self._http.get(job)).raise_for_status().json()):
+            if seen["done"]:
+                raise SystemExit(f"ended too early: {json.dumps(seen)[:500]}")
+            await asyncio.sleep(0.02)
+        return seen
+
+    async def cancel(self, job: str) -> None:
+        """End it."""
+        (await self._http.post(f"{job}/cancel")).raise_for_status()
 
     async def ask(self, state: str, questions: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
         """Post a job and wait for its end; the job, and the milliseconds of its queue, its turn and its own pass."""
@@ -128,6 +147,21 @@ async def row(clients: Sequence[Client], shorts: Shorts, state: str) -> dict[str
     }
 
 
+async def freed(clients: Sequence[Client], state: str) -> list[float]:
+    """Milliseconds from the cancel of a running long job to the start of the next, for some shares of its pass."""
+    times_ms = []
+    for number, share in enumerate(CANCELED_AT):
+        long = await clients[0].post(f"{state} {number}")
+        await clients[0].see(long, lambda job, share=share: job["progress"]["fraction"] >= share)
+        following = await clients[1].post(f"{state} after {number}")
+        asked = time.time()
+        await clients[0].cancel(long)
+        job = await clients[1].see(following, lambda job: "started_at" in job)
+        times_ms.append((job["started_at"] - asked) * 1000)
+        await clients[1].cancel(following)
+    return times_ms
+
+
 def write(report: dict[str, Any], out: Path | None) -> None:
     """Write what was measured so far."""
     if out:
@@ -149,6 +183,7 @@ async def measure(
     for count in tokens:
         state = SENTENCE.format(n=0) * round(count / per_sentence)
         report["rows"].append(await row(clients, shorts, state))
+        report["rows"][-1]["freed_ms"] = await freed(clients, state)
         print(json.dumps(report["rows"][-1]), flush=True)
         write(report, out)
 
