@@ -39,7 +39,8 @@ class Parity:
     def __str__(self) -> str:
         """Both errors, as root mean squares and at their largest."""
         ours, peer = (
-            f"{rms(each):.5f} (largest {float(each.abs().max()):.5f})" for each in (self.ours, self.peer)
+            f"{rms(each):.5f} ± {standard_error(each):.5f} (largest {float(each.abs().max()):.5f})"
+            for each in (self.ours, self.peer)
         )
         return (
             f"rms of dp against FP32: ours {ours}, transformers BF16 {peer}; "
@@ -59,6 +60,13 @@ def rms(difference: Tensor) -> float:
     return float(difference.square().mean().sqrt())
 
 
+def standard_error(difference: Tensor) -> float:
+    """The standard error of the rms over questions, by the spread of their mean squares."""
+    squares = difference.square().mean(dim=1)
+    root = float(squares.mean().sqrt())
+    return float(squares.std()) / len(squares) ** 0.5 / (2 * root) if root else 0.0
+
+
 def probabilities(logits: Tensor) -> Tensor:
     """Softmax over the first options, FP32 on the host."""
     return logits[:, :OPTIONS].float().softmax(-1).cpu()
@@ -72,13 +80,11 @@ def changed_decisions(ours: Tensor, reference: Tensor) -> int:
 def errors(found: Tensor, reference: Tensor) -> dict[str, Any]:
     """The rms of dp with its standard error over questions, the largest, and decisions changed where it matters."""
     difference = (found - reference).double()
-    squares = difference.square().mean(dim=1)
-    root = float(squares.mean().sqrt())
     other = found.argmax(-1) != reference.argmax(-1)
     crossed = sorted((round(each, 4) for each in margins(reference)[other].tolist()), reverse=True)
     return {
-        "rms": round(root, 6),
-        "+-": round(float(squares.std()) / len(squares) ** 0.5 / (2 * root), 6) if root else 0.0,
+        "rms": round(rms(difference), 6),
+        "+-": round(standard_error(difference), 6),
         "largest": round(float(difference.abs().max()), 5),
         "changed beyond the margin": changed_decisions(found, reference),
         "changed": int(other.sum()),
