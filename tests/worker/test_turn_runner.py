@@ -144,9 +144,9 @@ def test_a_turn_stops_at_the_next_pass_once_its_lease_is_lost():
 
     def lose():
         store.held = False
-        assert store.refused.wait(5)
+        assert store.refused.wait(60)
         for keeper in (one for one in threading.enumerate() if one.name == "d3serve-lease"):
-            keeper.join(5)  # it leaves once it has taken note
+            keeper.join(60)  # it leaves once it has taken note
 
     run(store, lose, lease_s=0.04)
     assert store.committed == ["a"]
