@@ -18,7 +18,15 @@ from d3serve.api.dialect import AnswerNames
 from d3serve.api.intake import Taken
 from d3serve.api.problems import error_of
 from d3serve.api.webhook_checks import check_job_webhook
-from d3serve.errors import CallExpired, D3ServeError, JobExpired, JobNotFinished, ShuttingDown, StillRunning
+from d3serve.errors import (
+    AlreadySucceeded,
+    CallExpired,
+    D3ServeError,
+    JobExpired,
+    JobNotFinished,
+    ShuttingDown,
+    StillRunning,
+)
 from d3serve.store.encode import EncodedRequest
 from d3serve.store.records import JobRecord, Submitted
 
@@ -87,7 +95,7 @@ class SynchronousCall:
                 job.error is not None and error_of(job.error).http_status >= 500
             )
             if ours:
-                with suppress(JobNotFinished):  # another call was quicker
+                with suppress(JobNotFinished, AlreadySucceeded):  # another call was quicker
                     return self._woken(await self.parts.store.retry(job.id, self.tenant))
             return submitted
         return None

@@ -1,7 +1,7 @@
 """Every error that d3serve raises on purpose, as one tree.
 
     D3ServeError
-    ├── RequestError                 the client can mend it: 4xx, never retried
+    ├── RequestError                 400 bad_request; below it all that the client can mend: 4xx, never retried
     │   ├── InvalidJSON              400 invalid_json
     │   │   └── DuplicateKey         400 duplicate_key
     │   ├── Unauthorized             401 unauthorized
@@ -10,6 +10,7 @@
     │   ├── JobNotFound              404 job_not_found
     │   ├── NotFound                 404 not_found
     │   ├── JobNotFinished           409 job_not_finished
+    │   ├── AlreadySucceeded         409 already_succeeded
     │   ├── JobExpired               410 result_expired
     │   ├── EventErased              410 event_erased
     │   ├── BodyTooLarge             413 body_too_large
@@ -46,7 +47,8 @@
         ├── InvalidCheckpoint
         └── BrokerUnavailable
 
-`code`, `http_status` and `retryable` are class attributes: one place decides what a client sees.
+`code`, `http_status` and `retryable` are class attributes: one place decides what a client sees. Each code is one
+class's, so whoever reads a code can raise what was raised.
 """
 
 from collections.abc import Iterator
@@ -56,7 +58,7 @@ from typing import Any, ClassVar
 class D3ServeError(Exception):
     """The root: catch this to catch everything that d3serve raises on purpose."""
 
-    code: ClassVar[str] = "internal_error"
+    code: ClassVar[str] = "error"
     http_status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
 
@@ -71,9 +73,9 @@ class D3ServeError(Exception):
 
 
 class RequestError(D3ServeError):
-    """The request is at fault; sending it again unchanged cannot succeed."""
+    """The request is at fault, here in its very form; sending it again unchanged cannot succeed."""
 
-    code = "invalid_request"
+    code = "bad_request"
     http_status = 400
 
 
@@ -128,6 +130,13 @@ class JobNotFinished(RequestError):
     """The job has no result yet, or its state forbids what was asked."""
 
     code = "job_not_finished"
+    http_status = 409
+
+
+class AlreadySucceeded(RequestError):
+    """A job that has its answers was to be run again; only another job can ask anew."""
+
+    code = "already_succeeded"
     http_status = 409
 
 
@@ -243,9 +252,13 @@ class QuotaExceeded(RequestError):
 class ServiceError(D3ServeError):
     """The service is at fault or not ready."""
 
+    code = "service_error"
+
 
 class InternalError(ServiceError):
     """Something broke that we did not foresee."""
+
+    code = "internal_error"
 
 
 class InvalidModelOutput(ServiceError):
@@ -365,7 +378,7 @@ class BrokerUnavailable(StartupError):
 
 
 def error_class(code: str) -> type[D3ServeError]:
-    """The class of the tree that bears `code`; of several, the most special; JobFailure for one unknown to us."""
+    """The class of the tree that bears `code`; JobFailure for one unknown to us."""
     return _BY_CODE.get(code, JobFailure)
 
 

@@ -30,6 +30,7 @@ from d3serve.commands.result_file import ResultFile, ResultRow
 from d3serve.commands.terminal import bar, messages
 from d3serve.commands.threads import AbandonedThreads
 from d3serve.errors import (
+    AlreadySucceeded,
     D3ServeError,
     InternalError,
     InvalidJSON,
@@ -291,7 +292,7 @@ async def _run_again(client: AsyncClient, job: Job) -> None:
     """
     if (job.error or {}).get("code") == StateLost.code:
         raise JobExpired(f"the state of job {job.id} is lost")
-    with suppress(JobNotFinished):  # somebody has done so already
+    with suppress(JobNotFinished, AlreadySucceeded):  # somebody has done so already
         await client.retry(job.id)
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, Self
 
 from d3serve.errors import (
+    AlreadySucceeded,
     IdempotencyKeyReused,
     JobExpired,
     JobNotFinished,
@@ -139,7 +140,8 @@ class JobStore:
         """Queue a failed, canceled or expired job again under its id.
 
         Raises:
-            JobNotFinished: the job is queued, running or succeeded; `details["status"]` says which.
+            AlreadySucceeded: the job has its answers.
+            JobNotFinished: the job is queued or running; `details["status"]` says which.
             JobExpired: its input is gone.
         and like `get`.
         """
@@ -149,6 +151,11 @@ class JobStore:
         job = await self.get(job_id, tenant)
         if answer[0] == "gone":
             raise JobExpired(f"the input of job {job_id} is gone")
+        if answer[0] == "succeeded":
+            raise AlreadySucceeded(
+                f"job {job_id} has succeeded, and its answers stay: submit a new job to ask again",
+                details={"status": job.status},
+            )
         raise JobNotFinished(
             f"job {job_id} is {job.status}: only a failed, canceled or expired job can be retried",
             details={"status": job.status},

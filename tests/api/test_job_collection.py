@@ -73,7 +73,8 @@ async def test_retry_runs_a_failed_job_again_under_its_id(client, worker):
     assert (done["status"], done["attempt"]) == ("succeeded", 2)
     assert "error" not in done
     refused = await client.post(f"/v1/jobs/{job['id']}/retry")
-    assert (refused.status_code, refused.json()["code"]) == (409, "job_not_finished")
+    assert (refused.status_code, refused.json()["code"]) == (409, "already_succeeded")
+    assert refused.json()["title"] == "Already succeeded"
 
 
 @pytest.mark.anyio

@@ -220,14 +220,6 @@ def test_v1_at_the_end_of_the_address_is_understood():
     assert [request.url.path for request in server.asked] == ["/v1/jobs/job_1"] * 2 + ["/gate/v1/jobs/job_1"]
 
 
-@pytest.mark.parametrize("code", ["invalid_request", "internal_error", "invalid_question", "queue_full"])
-def test_the_class_that_is_raised_is_the_one_that_bears_the_code_closest(code):
-    kinds = [
-        kind for kind in vars(errors).values() if isinstance(kind, type) and getattr(kind, "code", 0) == code
-    ]
-    assert errors.error_class(code) is max(kinds, key=lambda kind: len(kind.__mro__))
-
-
 def foreign_errors():
     """Every exception that httpx can raise."""
     request = httpx.Request("GET", "http://x")

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -198,6 +199,18 @@ def test_the_drawn_error_tree_is_the_real_one() -> None:
             assert (real[name].http_status, real[name].code) == (int(status), code), name
     parents = drawn_parents(module.__doc__ or "")
     assert {name: cls.__bases__[0].__name__ for name, cls in real.items()} == parents
+
+
+def test_each_code_is_one_classs_so_what_a_server_names_is_what_a_client_raises() -> None:
+    import d3serve.errors as module
+
+    kinds = [
+        kind for kind in vars(module).values() if isinstance(kind, type) and hasattr(kind, "http_status")
+    ]
+    assert len(kinds) > 30, "the walk is broken"
+    by_code = Counter(kind.code for kind in kinds)
+    assert [code for code, count in by_code.items() if count > 1] == []
+    assert [kind for kind in kinds if module.error_class(kind.code) is not kind] == []
 
 
 def drawn_parents(doc: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from d3serve.errors import (
+    AlreadySucceeded,
     InvalidRequest,
     JobExpired,
     JobNotFinished,
@@ -332,7 +333,7 @@ class TestEndings:
         turn = worker.claim(1)
         assert (turn.jobs[0].attempt, turn.jobs[0].state) == (2, "=the state")
         worker.succeed(turn.lease, job_id, make_response())
-        with pytest.raises(JobNotFinished):
+        with pytest.raises(AlreadySucceeded):
             await table.jobs.retry(job_id, "me")
 
     async def test_delete_erases_every_trace_but_the_tombstone(self, table):
