@@ -5,7 +5,9 @@ from typing import Final
 MAX_JSON_DEPTH: Final = (
     100  # deeper than any document that people write, shallower than what exhausts a stack
 )
-MAX_QUESTIONS: Final = 256  # of a job; more fill several jobs, which share their state all the same
+MAX_QUESTIONS: Final = (
+    400  # of a job, as OpenAI's decisions may have; more fill several jobs, which share their state
+)
 MAX_QUESTION_ID_CHARS: Final = 256  # ids come back in every answer
 MAX_WAIT_S: Final = 60.0  # of `?wait=` and `Prefer`; our clients ask for up to 30 s
 SYNC_WAIT_S: Final = (

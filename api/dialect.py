@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from d3serve.api import bounds
@@ -21,6 +21,7 @@ from d3serve.settings import Settings
 from d3serve.text.wording import TOLD, shown
 
 _ENTRIES: Final = ("choices", "levels")
+_ASKED: Final = TypeAdapter(OpenAIDecisionRequest)
 
 
 def is_openai(payload: Mapping[str, Any]) -> bool:
@@ -109,12 +110,12 @@ def _finding(error: ErrorDetails) -> tuple[str, Path, str]:
         case ("questions", int() as place, _, *rest):  # pydantic names the type here
             if error["type"] == TOLD and rest[0] in _ENTRIES:
                 rest = rest[:1]
-            return finding_of(error, ("questions", place, *rest), "invalid_question")
+            return finding_of(error, ("questions", place, *rest), "invalid_question", _ASKED)
         case (str() as name,) if error["type"] == "extra_forbidden":
             known = ", ".join(OpenAIDecisionRequest.model_fields)
             return "invalid_request", (name,), f"is not a field of a request; there are {known}"
         case path:
-            return finding_of(error, path, "invalid_request")
+            return finding_of(error, path, "invalid_request", _ASKED)
 
 
 def _system_one(asked: QuestionAsked, path: Path, findings: Findings) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from d3serve import errors
 from d3serve.api import bounds
+from d3serve.api.known_fields import known_fields
 from d3serve.api.media_parts import media_parts
 from d3serve.api.problems import MAX_PROBLEMS
 from d3serve.api.token_bounds import size_of, surely_within
@@ -38,6 +39,7 @@ MAX_FIELDS: Final = 64  # of an object of ours: pydantic would report on every o
 
 _QUESTION: Final[TypeAdapter[Question]] = TypeAdapter(Question)
 _JOB: Final = TypeAdapter(JobOptions)
+_WRONG_FORMS: Final = frozenset({"dict_type", "model_type", "list_type"})
 _ERRORS: Final[Mapping[str, type[errors.InvalidRequest]]] = {
     cls.code: cls
     for cls in (
@@ -294,7 +296,7 @@ def _validated(adapter: TypeAdapter[T], value: Any, path: Path, findings: Findin
     except ValidationError as error:
         for one in error.errors(include_url=False):
             where = tuple(part for index, part in enumerate(one["loc"]) if not (index == 0 and part in KINDS))
-            findings.add(*finding_of(one, (*path, *where), code, _kind_of(value)))
+            findings.add(*finding_of(one, (*path, *where), code, adapter, _kind_of(value)))
         return None
 
 
@@ -316,12 +318,16 @@ def _kind_of(value: Any) -> type[Kind] | None:
 
 
 def finding_of(
-    error: ErrorDetails, path: Path, code: str, kind_asked: type[Kind] | None = None
+    error: ErrorDetails,
+    path: Path,
+    code: str,
+    adapter: TypeAdapter[Any],
+    kind_asked: type[Kind] | None = None,
 ) -> tuple[str, Path, str]:
-    """One pydantic error about the value at `path`, in our words: code, place and clause."""
+    """One error of `adapter` about the value at `path`, in our words: code, place and clause."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
-        return code, path, "is not a field here: check its spelling"
+        return code, path, f"is not a field here; there are {', '.join(known_fields(adapter, error['loc']))}"
     if kind == "missing":
         return code, path, "is required"
     if kind_asked and kind in ("too_long", "too_short") and path[-1] == "criteria":
@@ -335,7 +341,9 @@ def finding_of(
         return code, path, f"holds {len(error['input'])} entries; there may be {bound}"
     if path[-1] == "[key]" and path[-2] == error["input"]:  # pydantic's name for a key, below the key itself
         return code, path[:-2], f"has a key {shown(error['input'])}, which {complaint(error)}"
-    return code, path, complaint(error)
+    as_criteria = kind_asked if kind in _WRONG_FORMS and path[-1] == "criteria" else None
+    form = f"; of a {error['loc'][0]} it is as {as_criteria.form}" if as_criteria else ""
+    return code, path, complaint(error) + form
 
 
 def pointer(path: Path) -> str:

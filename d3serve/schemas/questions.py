@@ -72,6 +72,7 @@ class Kind(Wire):
     """What any question can be asked. Each kind adds `type`, `instructions` and `criteria`, in this order."""
 
     limit: ClassVar[str] = ""  # the name among LIMITS of what `criteria` may hold
+    form: ClassVar[str] = ""  # `criteria` as an example shows it to whoever sent another form
     own_keys: ClassVar[frozenset[str]] = frozenset({"instructions"})  # fields whose keys are the client's
 
     @abstractmethod
@@ -115,6 +116,7 @@ class ChoiceQuestion(Kind):
     """Pick one option; `criteria` maps each option's name to its description (or null)."""
 
     limit = "options_per_choice"
+    form = '{"billing": "charges, refunds", "shipping": null}'
     own_keys = frozenset({"instructions", "criteria"})
 
     type: Literal["choice"]
@@ -167,6 +169,8 @@ class NoulCriteria(Wire):
 class NoulQuestion(Kind):
     """Yes or no, answered with the probability of yes."""
 
+    form = '{"true": "it is", "false": "it is not"}'
+
     type: Literal["noul"]
     instructions: JsonValue = None
     criteria: NoulCriteria | None = None
@@ -213,6 +217,7 @@ class ScoreQuestion(Kind):
     """A place on an ordered scale; `criteria` lists its levels, lowest first."""
 
     limit = "levels_per_score"
+    form = '["can wait", "this week", "today"]'
 
     type: Literal["score"]
     instructions: JsonValue = None

@@ -39,6 +39,7 @@ NAT64_LOCAL: Final = ipaddress.ip_network("64:ff9b:1::/48")
 ISATAP: Final = (0x00005EFE, 0x02005EFE)
 NAME: Final = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 MAX_NAME_CHARS: Final = 253
+OPENED_BY: Final = "the setting D3SERVE_WEBHOOK_ALLOW, as '[\"10.0.0.0/8\"]', opens networks to webhooks"
 
 
 class Destination(NamedTuple):
@@ -78,7 +79,8 @@ class EgressPolicy:
             raise InvalidRequest(f"not a URL: {error}", field="url") from None
         schemes = ("https", "http") if self._allowed else ("https",)
         if parts.scheme not in schemes:
-            raise InvalidRequest(f"must be {' or '.join(schemes)}", field="url")
+            more = "" if self._allowed else f"; {OPENED_BY}, to http too"
+            raise InvalidRequest(f"must be {' or '.join(schemes)}{more}", field="url")
         if not parts.hostname or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
             raise InvalidRequest("must name a host, in ASCII", field="url")
         if parts.username is not None or parts.password is not None:
@@ -87,7 +89,9 @@ class EgressPolicy:
             raise InvalidRequest(f"must not use port {port}", field="url")
         found = destination(url)
         if found.address is not None and not self.allows(found.address, secure=found.secure):
-            raise InvalidRequest(f"{found.host} is no address that webhooks may reach", field="url")
+            told = f"{found.host} is no address that webhooks may reach"
+            never = any(_within(face, NEVER) for face in _faces(found.address))
+            raise InvalidRequest(told if never else f"{told}; {OPENED_BY}", field="url")
         if found.address is None and not (NAME.fullmatch(found.host) and len(found.host) <= MAX_NAME_CHARS):
             raise InvalidRequest("must name a host that a name server could know", field="url")
         return found

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpcore
 
 from d3serve.errors import InvalidRequest
-from d3serve.webhooks.egress import Destination, EgressPolicy
+from d3serve.webhooks.egress import OPENED_BY, Destination, EgressPolicy
 from d3serve.webhooks.names import CROWDED_S, TIMEOUT_S, Names, TryLater
 
 PER_ADDRESS: Final = (
@@ -117,7 +117,9 @@ class Outbound:
             found = []
         judged = [ipaddress.ip_address(one.partition("%")[0]) for one in found]
         if not judged or not all(self._policy.allows(one, secure=to.secure) for one in judged):
-            raise SendFailed(f"refused: the name {to.host} leads to no address that webhooks may reach")
+            raise SendFailed(
+                f"refused: the name {to.host} leads to no address that webhooks may reach; {OPENED_BY}"
+            )
         return found
 
     async def _post(

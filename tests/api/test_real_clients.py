@@ -198,6 +198,13 @@ def test_the_openai_client_works_unchanged(service, take_turns):
     assert models == ["vllm-sr/d3-tiny"]
 
 
+def test_the_openai_client_may_ask_as_many_questions_as_openai_allows(service, take_turns):
+    questions = [{"type": "predicate", "instructions": f"It is number {i}."} for i in range(400)]
+    with take_turns(), openai.OpenAI(api_key="any-key", base_url=f"{service}/v1") as client:
+        decision = client.decisions.create(model="jev-latest", input="a number", questions=questions)
+    assert len(decision.answers) == 400
+
+
 @pytest.mark.usefixtures("worker")
 def test_the_openai_client_understands_a_refusal(service):
     with openai.OpenAI(api_key="any-key", base_url=f"{service}/v1") as client:
