@@ -77,8 +77,9 @@ def test_question_continues_its_state(state, question, cached, weights, device):
 @pytest.mark.parametrize("state", [*SHORT, 16, 17])
 def test_a_cached_state_gives_the_bits_of_one_in_the_pass(state, dtype, weights, device):
     """The taps are in FP32 either way: their products are rounded, so sums fused in one path alone would show."""
-    questions = [Segment(state + 5 * i, 5, state + 5 * i, initial_slot=1) for i in range(20)]
-    tensors = [x.to(dtype) for x in projection(state + 100, device)]
+    count = 20 if device.type == "cuda" else 2  # an interpreter fuses nothing, and takes seconds for each row
+    questions = [Segment(state + 5 * i, 5, state + 5 * i, initial_slot=1) for i in range(count)]
+    tensors = [x.to(dtype) for x in projection(state + 5 * count, device)]
     states = new_states(device).to(dtype)
     read = prepare(tensors, weights, states, [Segment(0, state, 0, final_slot=1), *questions])
     alone = [question._replace(start=question.start - state) for question in questions]
