@@ -86,16 +86,18 @@ def placed(media: Sequence[Medium]) -> PlacedMedia:
     return PlacedMedia(tuple(media), tuple(spans), start - TEXT // 2)
 
 
-def rows_of(*, tiny: bool) -> tuple[MediaRow, ...]:
-    """The published requests, and the same photo asked about again."""
+def rows_of(*, tiny: bool) -> tuple[Row, ...]:
+    """The published requests, the same photo asked about again, and a text of as many tokens beside it."""
     photos = [photo(n, 64 if tiny else 1280) for n in range(3)]
     video = clip(3, 3, 64, 64) if tiny else clip(3)
+    again = row_of("one photo cached, 8 questions", photos[:1], 8, cached=True)
     return (
         row_of("one photo, 1 question", photos[:1], 1),
         row_of("one photo, 8 questions", photos[:1], 8),
         row_of("three photos, 6 questions", photos, 6),
         row_of("11 s of 720p, 6 questions", [video], 6),
-        row_of("one photo cached, 8 questions", photos[:1], 8, cached=True),
+        again,
+        Row("a text of as many tokens cached, 8 questions", again.state, 8, QUESTION_TOKENS, cached=True),
     )
 
 
@@ -196,10 +198,10 @@ def towers_ms(bench: MediaBench, row: MediaRow) -> dict[str, float]:
     }
 
 
-def measured(bench: MediaBench, row: MediaRow, *, peers: bool, floors: bool) -> dict[str, Any]:
+def measured(bench: MediaBench, row: Row, *, peers: bool, floors: bool) -> dict[str, Any]:
     """One row: ours, the floor with the tower's, transformers with its tower."""
     result = measure(bench, row, peers=peers, profile=False, floors=floors)
-    if bench.device.type != "cuda" or row.cached:
+    if bench.device.type != "cuda" or row.cached or not isinstance(row, MediaRow):
         return result
     result |= towers_ms(bench, row)
     if floors:
