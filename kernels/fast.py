@@ -10,6 +10,7 @@ from d3serve.kernels.recurrence_plan import plan_recurrence
 __all__ = [
     "add_rms_norm",
     "attention_steps",
+    "captures",
     "cut_attention",
     "float8_linear",
     "gated_delta_rule",
@@ -21,3 +22,5 @@ __all__ = [
     "sigmoid_gate",
     "silu_mul",
 ]
+
+captures = True

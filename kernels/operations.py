@@ -6,7 +6,7 @@ are documented in `d3serve.kernels.reference`.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,8 @@ from d3serve.kernels.attention_plan import Sizes as AttentionSizes
 from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows
 from d3serve.kernels.recurrence_plan import RecurrenceSizes
 from d3serve.kernels.segments import AttentionShape, Segment
+
+LinearRule = Literal["ours", "fla"]
 
 
 class AttentionCut(Protocol):
@@ -36,7 +38,9 @@ class PlannedAttention(Protocol):
 
 
 class Operations(Protocol):
-    """What a backbone asks of a device; `reference` and `fast` are modules of this shape."""
+    """What a backbone asks of a device; `reference`, `fast` and `fast_fla` are modules of this shape."""
+
+    captures: bool  # whether a CUDA graph captured from one pass may serve others of its bucket
 
     def cut_attention(self, segments: Sequence[Segment], shape: AttentionShape) -> AttentionCut:
         """Decide how the full-attention layers of a pass are cut."""
@@ -130,10 +134,17 @@ class Operations(Protocol):
         """Multiply x [T, columns] by the transpose of an FP8 weight [rows, columns]: [T, rows] or `out`."""
 
 
-def operations(device: torch.device) -> Operations:
-    """The set for `device`. Triton comes in with the fast one, so a machine without a GPU never needs it."""
+def operations(device: torch.device, linear_rule: LinearRule = "ours") -> Operations:
+    """The set for `device`. Triton comes in with the fast ones, so a machine without a GPU never needs it.
+
+    `linear_rule` says whose gated delta rule runs on a GPU; fla comes in with its own set.
+    """
     if device.type != "cuda":
         return reference
+    if linear_rule == "fla":
+        from d3serve.kernels import fast_fla  # noqa: PLC0415 # imports fla
+
+        return fast_fla
     from d3serve.kernels import fast  # noqa: PLC0415 # imports triton
 
     return fast

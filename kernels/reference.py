@@ -18,6 +18,7 @@ from d3serve.kernels.segments import AttentionShape, Segment
 QUERY_ROWS = 1024  # rows of one attention step: bounds its score matrix on long states
 CHUNK = 64  # tokens of one step of the gated delta rule
 NORM_EPS = 1e-6  # of the L2 norm of GDN queries and keys, in the reference model and in fla
+captures = False  # there are no CUDA graphs of what runs on a CPU
 
 
 class Plan(NamedTuple):

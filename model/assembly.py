@@ -1,6 +1,7 @@
 """From a model's name to the parts of an engine: a package opened and loaded, pools sized to the device."""
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
@@ -8,10 +9,10 @@ from typing import Literal, TypedDict
 import torch
 
 from d3serve.errors import InvalidSettings
+from d3serve.kernels.operations import LinearRule
 from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
 from d3serve.model.capacity import MLP_ROWS, MemoryPlan, divide_pools, plan_memory
 from d3serve.model.checkpoint import (
-    Quantization,
     free_bytes,
     load_tower,
     load_weights,
@@ -23,7 +24,7 @@ from d3serve.model.device_faults import watched
 from d3serve.model.host_tier import HostTier
 from d3serve.model.hub import LocatedPackage, locate
 from d3serve.model.package import Package, open_package
-from d3serve.model.placement import Device, Dtype, place
+from d3serve.model.placement import Device, Dtype, Quantization, choose_linear_rule, place
 from d3serve.model.prompt import PromptFormat
 from d3serve.model.random_weights import random_tower, random_weights
 from d3serve.model.remote_format import choose_format
@@ -36,6 +37,8 @@ from d3serve.model.weights import Weights, to_float8
 from d3serve.schemas import Modality, ModelInfo
 
 CPU_CACHE_BYTES = 256 * 2**20
+
+log = logging.getLogger(__name__)
 
 LoadFormat = Literal["safetensors", "random"]
 
@@ -51,6 +54,7 @@ class LoadOptions(TypedDict, total=False):
     special_tokens_in_text: SpecialTokens  # how control tokens inside user text are read; `plain` unless said
     load_format: LoadFormat  # `random` draws the weights instead of reading them
     quantization: Quantization | None  # `fp8` quantizes plain matrices, as the published FP8 packages do
+    linear_rule: LinearRule | None  # whose gated delta rule a GPU runs; None lets the card decide
     pass_tokens: int | None  # token budget of a pass; None means what the device holds
     pass_questions: int | None  # most questions in a pass; None means any number
     trust_remote_code: bool  # let the package's own `d3_format.py` render layouts that we do not know
@@ -87,6 +91,7 @@ def assemble(model: str, options: LoadOptions) -> EngineParts:
         options.get("trust_remote_code", False),
     )
     device, dtype = place(options.get("device"), options.get("dtype"), quantization)
+    linear_rule = rule_of(options, device, dtype)
     located = locate(model, options.get("revision"), with_code=with_code)
     package = open_package(located.folder, any_layout=with_code)
     vision = tower_of(package, load_format)
@@ -104,17 +109,27 @@ def assemble(model: str, options: LoadOptions) -> EngineParts:
             tower_bytes=tower_activation_bytes(vision, dtype) if vision else 0,
         )
         pools = Pools.allocate(geometry, rows=plan.rows, slots=plan.slots, device=device, dtype=dtype)
-    read_as = (str(dtype), load_format, str(quantization), special_tokens)
+    rounding = () if linear_rule == "ours" else (linear_rule,)
+    read_as = (str(dtype), load_format, str(quantization), special_tokens, *rounding)
     return EngineParts(
         info=describe(located, package, dtype, device, read_as, ("text", *(vision.kinds if vision else ()))),
         config=package.decision,
         format=prompt_format,
-        backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS, tower=tower),
+        backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS, tower=tower, linear_rule=linear_rule),
         cache=make_state_cache(geometry, plan, pools, options.get("state_cache_host_bytes", 0)),
         plan=plan,
         pass_tokens=options.get("pass_tokens"),
         pass_questions=options.get("pass_questions"),
     )
+
+
+def rule_of(options: LoadOptions, device: torch.device, dtype: torch.dtype) -> LinearRule:
+    """Whose gated delta rule runs; a log says so, since it may be the card that decides."""
+    rule = choose_linear_rule(options.get("linear_rule"), device, dtype)
+    log.info(
+        "linear layers: %s on %s", "flash-linear-attention's rule" if rule == "fla" else "our rule", device
+    )
+    return rule
 
 
 def tower_of(package: Package, load_format: LoadFormat) -> VisionGeometry | None:

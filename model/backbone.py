@@ -13,7 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows, sum_rows_alike
-from d3serve.kernels.operations import AttentionCut, Operations, PlannedAttention, linear, operations
+from d3serve.kernels.operations import (
+    AttentionCut,
+    LinearRule,
+    Operations,
+    PlannedAttention,
+    linear,
+    operations,
+)
 from d3serve.kernels.segments import AttentionShape
 from d3serve.model.buckets import Bucket
 from d3serve.model.config import Geometry
@@ -147,14 +154,15 @@ class Backbone:
         *,
         mlp_rows: int,
         tower: VisionTower | None = None,
+        linear_rule: LinearRule = "ours",
     ) -> None:
         """Take ownership of `weights` and `pools`; `mlp_rows` bounds the rows of one MLP step.
 
-        With a `tower`, passes may read media.
+        With a `tower`, passes may read media. `linear_rule` is whose gated delta rule runs on a GPU.
         """
         if pools.k.is_cuda:
             sum_rows_alike()
-        self.ops = operations(pools.k.device)
+        self.ops = operations(pools.k.device, linear_rule)
         self.geometry = geometry
         self.weights = weights
         self.pools = pools

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from threading import Lock
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from d3serve.kernels.matrix import quantize_rows
 from d3serve.model.compressed import Scheme, dequantize
 from d3serve.model.config import CODES, Geometry
 from d3serve.model.package import Package
+from d3serve.model.placement import Quantization, multiplies_float8
 from d3serve.model.shards import (
     READOUT,
     float8_names,
@@ -30,8 +30,6 @@ from d3serve.model.shards import (
 from d3serve.model.vision_config import VisionGeometry
 from d3serve.model.vision_weights import VisionAllocator, VisionWeights
 from d3serve.model.weights import Allocator, Weights, scale_name
-
-Quantization = Literal["fp8"]
 
 log = logging.getLogger(__name__)
 
@@ -101,13 +99,6 @@ def _fill_all(loading: "_Loading", package: Package) -> None:
         for _ in pool.map(lambda task: loading.read(task[0], task[1], readers), tasks):
             pass
     loading.finish(package.folder)
-
-
-def multiplies_float8(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether activations of `dtype` meet FP8 weights on `device`: BF16 on tensor cores since Ada, any on a CPU."""
-    if device.type != "cuda":
-        return True
-    return dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def quantizable(geometry: Geometry) -> set[str]:

@@ -67,7 +67,7 @@ class DecisionEngine(Decides[PreparedJob, DecidedJob]):
         self._config = parts.config
         self._format = parts.format
         self._shape = backbone.attention_shape(causal=parts.config.attention_mode == "causal")
-        self._graphs = GraphCache(backbone) if backbone.pools.k.is_cuda else None
+        self._graphs = GraphCache(backbone) if backbone.ops.captures else None
 
     @classmethod
     def load(cls, model: str, **options: Unpack[LoadOptions]) -> Self:
@@ -299,18 +299,22 @@ class DecisionEngine(Decides[PreparedJob, DecidedJob]):
 
         On a GPU: a new state and a cached one, one question and four, at every size of small pass; a pass
         that the host launches; a state long enough for the library's dense attention; images and a video, where
-        the model reads them. Empties the cache.
+        the model reads them. Where no graph is captured, fla tunes itself by the first pass: that is the longest.
+        Empties the cache.
 
         Raises:
             OutOfDeviceMemory, DeviceError: as `decide`.
         """
-        small, large = (ROW_SIZES, WARM_UP_ROWS) if self._graphs else (ROW_SIZES[:1], ())
+        on_gpu, captures = self.backbone.pools.k.is_cuda, self._graphs is not None
+        small, large = ROW_SIZES if captures else ROW_SIZES[:1], WARM_UP_ROWS if on_gpu else ()
+        if not captures and large:
+            self._rehearse(large[-1], 4, read_state=True)
         for rows, questions in product(small, (1, 4)):
             for read_state in (True, True, False, False):  # a graph is captured when its sizes come again
                 self._rehearse(rows, questions, read_state=read_state)
         for rows in large:
             self._rehearse(rows, 4, read_state=True)
-        if self._graphs and self.backbone.tower:
+        if on_gpu and self.backbone.tower:
             self.backbone.tower.warm_up()
         self.cache.forget(REHEARSAL)
         self.cache.stats = CacheStats()

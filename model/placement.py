@@ -1,14 +1,19 @@
-"""Where a model runs and in which numbers: what a caller may ask for, and what there is."""
+"""Where a model runs, in which numbers and by which kernels: what a caller may ask for, and what there is."""
 
+from functools import cache
+from importlib.util import find_spec
 from typing import Literal, get_args
 
 import torch
 
 from d3serve.errors import InvalidSettings
-from d3serve.model.checkpoint import Quantization, multiplies_float8
+from d3serve.kernels import cards
+from d3serve.kernels.matrix import Float8Matrix
+from d3serve.kernels.operations import LinearRule, linear
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
+Quantization = Literal["fp8"]
 
 
 def place(
@@ -17,8 +22,8 @@ def place(
     """Choose the device and the type of weights and activations; None leaves a choice to us.
 
     Raises:
-        InvalidSettings: a value is not one that we know, there is no GPU where one is asked for, or it does not
-            multiply FP8 weights; `field` names the option.
+        InvalidSettings: a value is not one that we know, there is no GPU where one is asked for, it is AMD's, or it
+            does not multiply FP8 weights; `field` names the option.
     """
     _require_known("device", device, get_args(Device))
     _require_known("dtype", dtype, get_args(Dtype))
@@ -26,6 +31,12 @@ def place(
     found = torch.cuda.is_available()
     if device == "cuda" and not found:
         raise InvalidSettings("device is cuda, but PyTorch sees no GPU here", field="device")
+    if device != "cpu" and found and torch.version.hip:
+        raise InvalidSettings(
+            f"PyTorch is built for ROCm {torch.version.hip} here, and the kernels are for NVIDIA's GPUs: choose "
+            "device cpu, or install a PyTorch built for CUDA",
+            field="device",
+        )
     where = torch.device(device or ("cuda" if found else "cpu"))
     kind: torch.dtype = getattr(torch, dtype or ("bfloat16" if where.type == "cuda" else "float32"))
     if quantization and not multiplies_float8(where, kind):
@@ -34,6 +45,49 @@ def place(
             field="quantization",
         )
     return where, kind
+
+
+def choose_linear_rule(asked: LinearRule | None, device: torch.device, dtype: torch.dtype) -> LinearRule:
+    """Whose gated delta rule runs; None takes ours where it was tuned, and on other GPUs fla's if it is installed.
+
+    Raises:
+        InvalidSettings: a value is not one that we know, or fla is asked for and cannot be had.
+    """
+    _require_known("linear_rule", asked, get_args(LinearRule))
+    fits = device.type == "cuda" and dtype == torch.bfloat16
+    if asked == "fla":
+        if not fits:
+            raise InvalidSettings(
+                "linear_rule is fla, which runs on a GPU, in bfloat16: leave it to us here",
+                field="linear_rule",
+            )
+        if find_spec("fla") is None:
+            raise InvalidSettings(
+                "linear_rule is fla, but flash-linear-attention is not installed: pip install 'd3serve[gpu]'",
+                field="linear_rule",
+            )
+    if asked is None and fits and not cards.card(device).is_hopper and find_spec("fla") is not None:
+        return "fla"
+    return asked or "ours"
+
+
+def multiplies_float8(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether activations of `dtype` meet FP8 weights on `device`: BF16 on tensor cores since Ada, any on a CPU."""
+    if device.type != "cuda":
+        return True
+    card = cards.card(device)
+    return dtype == torch.bfloat16 and card.has_float8 and (card.is_hopper or _has_float8_product(device))
+
+
+@cache
+def _has_float8_product(device: torch.device) -> bool:
+    """Try it: on some cards that could, a build of PyTorch has no product of FP8 with a scale for each row."""
+    ones = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    weight = Float8Matrix(ones.to(torch.float8_e4m3fn), torch.ones(16, 1, device=device))
+    try:
+        return bool((linear(ones, weight) == 16.0).all())
+    except RuntimeError:
+        return False
 
 
 def _require_known(name: str, value: str | None, known: tuple[str, ...]) -> None:

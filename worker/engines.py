@@ -126,6 +126,7 @@ def load_engine(settings: Settings) -> Engine:
         state_cache_host_bytes=settings.state_cache_host_bytes,
         load_format=settings.load_format,
         quantization=settings.quantization,
+        linear_rule=settings.linear_rule,
         pass_tokens=settings.max_batch_tokens,
         pass_questions=TurnStore.max_batch_questions,
         trust_remote_code=settings.trust_remote_code,

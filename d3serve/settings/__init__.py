@@ -112,6 +112,11 @@ class Settings(BaseSettings):
         default=None,
         description="fp8: quantize plain weights while loading, as published FP8 packages are; those need no flag.",
     )
+    linear_rule: Literal["ours", "fla"] | None = Field(
+        default=None,
+        description="Gated delta rule of the linear layers on a GPU: ours, or flash-linear-attention's. Unset: ours on "
+        "a Hopper, on which it was tuned; on other GPUs fla's, where it is installed.",
+    )
     trust_remote_code: bool = Field(
         default=False,
         description="Let a package's own d3_format.py render prompt layouts that d3serve does not know.",

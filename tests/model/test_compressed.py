@@ -12,9 +12,11 @@ from quantize_checkpoint import compress, compressor, library_scheme, quantize
 from safetensors.torch import load_file, save_file
 
 from d3serve.errors import InvalidCheckpoint
+from d3serve.kernels import cards
 from d3serve.kernels.matrix import Float8Matrix, quantize_rows
 from d3serve.kernels.reference import float8_linear
-from d3serve.model.checkpoint import load_weights, multiplies_float8
+from d3serve.model import placement
+from d3serve.model.checkpoint import load_weights
 from d3serve.model.compressed import Scheme, dequantize
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.manifest import check_package
@@ -212,8 +214,9 @@ def test_float8_tensor_cores_answer_as_the_reference(checkpoint_tool, tmp_path, 
     ],
 )
 def test_where_float8_weights_are_kept(device, dtype, capability, multiplies, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    assert multiplies_float8(torch.device(device), dtype) == multiplies
+    monkeypatch.setattr(cards, "card", lambda _: cards.Card(capability, 0, 0))
+    monkeypatch.setattr(placement, "_has_float8_product", lambda _: True)
+    assert placement.multiplies_float8(torch.device(device), dtype) == multiplies
 
 
 def test_plain_weights_are_quantized_on_request_as_the_published_packages_are(tiny_checkpoint):

@@ -192,3 +192,16 @@ def test_warm_up_leaves_nothing_to_compile_or_capture(tiny_checkpoint, jobs):
     captured = set(engine._graphs._captured)
     assert captured
     assert probabilities(engine, jobs[:1]).isfinite().all()
+
+
+def test_an_engine_with_the_rule_of_fla_is_as_near_to_float32_as_with_ours(tiny_checkpoint, engine, jobs):
+    pytest.importorskip("fla", reason="fla is not installed")
+    exact, errors = probabilities(engine, jobs), {}
+    for rule in ("ours", "fla"):
+        fast = load(tiny_checkpoint, "bfloat16", linear_rule=rule)
+        fast.warm_up()
+        errors[rule] = rms(probabilities(fast, jobs) - exact)
+        cached = rms(probabilities(fast, jobs) - exact)
+        assert cached == errors[rule]  # the states are read from the pools now
+    assert (fast._graphs, fast.backbone.ops.captures) == (None, False)
+    assert errors["fla"] <= 2 * errors["ours"] + FP32

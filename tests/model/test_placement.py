@@ -4,10 +4,13 @@ import pytest
 import torch
 
 from d3serve.errors import InvalidSettings
+from d3serve.kernels import cards
+from d3serve.model import backbone, placement
 from d3serve.model.engine import DecisionEngine
-from d3serve.model.placement import place
+from d3serve.model.placement import choose_linear_rule, place
 
-UNKNOWN = {"device": "cuda:1", "dtype": "float16", "quantization": "int8"}
+UNKNOWN = {"device": "cuda:1", "dtype": "float16", "quantization": "int8", "linear_rule": "auto"}
+GPU = torch.device("cuda")
 
 
 @pytest.mark.parametrize("option", UNKNOWN)
@@ -21,9 +24,10 @@ def test_an_unknown_value_is_refused_by_name(option, tiny_checkpoint):
 def gpu(monkeypatch):
     """A GPU of some compute capability, as far as anything asks before it is used."""
 
-    def present(capability):
+    def present(capability, *, float8_product=True):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        monkeypatch.setattr(cards, "card", lambda _: cards.Card(capability, 101_376, 100))
+        monkeypatch.setattr(placement, "_has_float8_product", lambda _: float8_product)
 
     return present
 
@@ -42,6 +46,97 @@ def test_float8_weights_that_the_gpu_does_not_multiply_are_refused(capability, d
     assert refused.value.field == "quantization"
 
 
-def test_float8_weights_that_it_does_multiply(gpu):
-    gpu((9, 0))
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0), (12, 0)])
+def test_float8_weights_that_it_does_multiply(capability, gpu):
+    gpu(capability)
     assert place("cuda", None, "fp8") == (torch.device("cuda"), torch.bfloat16)
+
+
+def test_a_card_for_which_pytorch_has_no_float8_product_is_refused_and_a_hopper_is_not_tried(gpu):
+    gpu((12, 0), float8_product=False)
+    with pytest.raises(InvalidSettings, match="does not multiply FP8"):
+        place("cuda", None, "fp8")
+    gpu((9, 0), float8_product=False)
+    assert place("cuda", None, "fp8") == (torch.device("cuda"), torch.bfloat16)
+
+
+def test_rocm_is_refused_by_name_unless_the_cpu_is_asked_for(gpu, monkeypatch):
+    gpu((9, 4))
+    monkeypatch.setattr(torch.version, "hip", "7.1.25424")
+    for device in (None, "cuda"):
+        with pytest.raises(InvalidSettings, match="built for ROCm 7") as refused:
+            place(device, None, None)
+        assert refused.value.field == "device"
+    assert place("cpu", None, None) == (torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Whether fla is installed, as far as anything asks before it is imported."""
+
+    def say(there):
+        monkeypatch.setattr(
+            placement, "find_spec", lambda name: object() if there and name == "fla" else None
+        )
+
+    return say
+
+
+@pytest.mark.parametrize(
+    ("capability", "there", "dtype", "rule"),
+    [
+        ((9, 0), True, torch.bfloat16, "ours"),
+        ((8, 0), True, torch.bfloat16, "fla"),
+        ((12, 0), True, torch.bfloat16, "fla"),
+        ((8, 0), False, torch.bfloat16, "ours"),
+        ((8, 0), True, torch.float32, "ours"),
+    ],
+)
+def test_ours_runs_where_it_was_tuned_and_fla_elsewhere(capability, there, dtype, rule, gpu, installed):
+    gpu(capability)
+    installed(there)
+    assert choose_linear_rule(None, GPU, dtype) == rule
+    assert choose_linear_rule("ours", GPU, dtype) == "ours"
+
+
+def test_fla_on_request_runs_on_a_hopper_too(gpu, installed):
+    gpu((9, 0))
+    installed(True)
+    assert choose_linear_rule("fla", GPU, torch.bfloat16) == "fla"
+
+
+def test_a_missing_fla_is_one_line_that_names_the_extra(gpu, installed):
+    gpu((9, 0))
+    installed(False)
+    with pytest.raises(
+        InvalidSettings, match=r"^linear_rule is fla, but .* pip install 'd3serve\[gpu\]'$"
+    ) as refused:
+        choose_linear_rule("fla", GPU, torch.bfloat16)
+    assert refused.value.field == "linear_rule"
+
+
+@pytest.mark.parametrize(("where", "dtype"), [(torch.device("cpu"), torch.bfloat16), (GPU, torch.float32)])
+def test_fla_where_it_cannot_run_is_refused(where, dtype, gpu, installed):
+    gpu((9, 0))
+    installed(True)
+    with pytest.raises(InvalidSettings, match="on a GPU, in bfloat16"):
+        choose_linear_rule("fla", where, dtype)
+    assert choose_linear_rule(None, torch.device("cpu"), torch.bfloat16) == "ours"
+
+
+def test_the_rule_that_was_asked_for_reaches_the_layers(tiny_checkpoint, monkeypatch):
+    """From the option to the set of operations; and whose rule it was is part of what an answer depends on."""
+    asked = []
+    monkeypatch.setattr(
+        "d3serve.model.assembly.choose_linear_rule", lambda *options: asked.append(options) or "fla"
+    )
+    chosen = []
+    whole = backbone.operations
+    monkeypatch.setattr(backbone, "operations", lambda *given: chosen.append(given) or whole(*given))
+    cpu = torch.device("cpu")
+    theirs = DecisionEngine.load(str(tiny_checkpoint), device="cpu", linear_rule="fla")
+    assert asked == [("fla", cpu, torch.float32)]
+    assert chosen == [(cpu, "fla")]
+    monkeypatch.undo()
+    ours = DecisionEngine.load(str(tiny_checkpoint), device="cpu")
+    assert theirs.info.identity != ours.info.identity
