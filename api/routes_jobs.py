@@ -206,4 +206,6 @@ async def delete(job_id: str, parts: TheParts, tenant: Writer) -> Response:
 
 
 async def _result_if_there(parts: Parts, job: JobRecord) -> bytes | None:
-    return await parts.store.result(job.id, job.tenant) if job.status == "succeeded" else None
+    if job.status != "succeeded":
+        return None
+    return job.result or await parts.store.result(job.id, job.tenant)

@@ -216,12 +216,14 @@ class JobStore:
         return await self._with_position(await self._read(job_id, tenant))
 
     async def wait(self, job_id: str, tenant: str, timeout_s: float) -> JobRecord:
-        """Read the job as soon as it is done, or as it is after `timeout_s` or when waiters are released.
+        """Read the job once it is done, with its result, or as it is after `timeout_s` or when waiters are released.
 
         Raises like `get`.
         """
         until = time.monotonic() + timeout_s
-        with self._dispatcher.register(job_id, lambda: self._read(job_id, None), final_only=True) as waiter:
+        with self._dispatcher.register(
+            job_id, lambda: self._read_whole(job_id, None), final_only=True
+        ) as waiter:
             job = await self._read_within(job_id, tenant, until)
             while not (job.done or self.stopping) and (left := until - time.monotonic()) > 0:
                 await self._pause(waiter.event, left)
@@ -232,7 +234,7 @@ class JobStore:
         """Read the job, if need be after a restart or a failover of Redis: the client has time."""
         while True:
             try:
-                return await self._read(job_id, tenant)
+                return await self._read_whole(job_id, tenant)
             except StorageUnavailable:
                 if until - time.monotonic() <= REREAD_S or self.stopping:
                     raise
@@ -245,7 +247,9 @@ class JobStore:
             ShuttingDown: waiters were released meanwhile.
         and like `get`.
         """
-        with self._dispatcher.register(job_id, lambda: self._read(job_id, None), final_only=False) as waiter:
+        with self._dispatcher.register(
+            job_id, lambda: self._read_whole(job_id, None), final_only=False
+        ) as waiter:
             job = await self.get(job_id, tenant)
             yield job
             while not job.done:
@@ -320,11 +324,21 @@ class JobStore:
     # --- the small parts ---------------------------------------------------------------------------
 
     async def _read(self, job_id: str, tenant: str | None) -> JobRecord:
-        """Read the job; None: for waiters who have read it as its tenant."""
-        row = await self._table.send("hgetall", self._key("job", job_id))
+        return await self._record(job_id, tenant, await self._table.send("hgetall", self._key("job", job_id)))
+
+    async def _read_whole(self, job_id: str, tenant: str | None) -> JobRecord:
+        """Read the job, and its result if there is one, in one round trip: who waits for its end wants both."""
+        async with self._table.pipeline() as pipe:
+            rows = await pipe.hgetall(self._key("job", job_id)).get(self._key("res", job_id)).execute()
+        return await self._record(job_id, tenant, *rows)
+
+    async def _record(
+        self, job_id: str, tenant: str | None, row: Mapping[str, str], result: str | None = None
+    ) -> JobRecord:
+        """The job as read; tenant None: for waiters who have read it as its tenant."""
         if not row or tenant not in (None, row["tenant"]):
             await self._raise_missing(job_id, tenant)
-        return JobRecord.from_hash(job_id, row)
+        return JobRecord.from_hash(job_id, row, result)
 
     async def _with_position(self, job: JobRecord) -> JobRecord:
         if job.status != "queued":

@@ -61,7 +61,8 @@ class JobRecord:
     `request` is the summary shown to clients: model, questions (count), state_tokens (an estimate until
     the job has run). `expires_at` is set once the job has ended: from then on it answers JobExpired.
     `webhook` is the submission's webhook object, or None. `pass_ms` is how long the passes took that answered it, and
-    `identity` which weights: `ModelInfo.identity` of its worker.
+    `identity` which weights: `ModelInfo.identity` of its worker. `result` is the JSON text of the DecisionResponse of a
+    job that has succeeded, where it was read with the job, as for those who wait.
     """
 
     id: str
@@ -85,6 +86,7 @@ class JobRecord:
     webhook: Mapping[str, Any] | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     traceparent: str | None = None
+    result: bytes | None = field(default=None, repr=False, compare=False)
 
     @property
     def done(self) -> bool:
@@ -92,8 +94,8 @@ class JobRecord:
         return self.status in FINAL_STATUSES
 
     @classmethod
-    def from_hash(cls, job_id: str, row: Mapping[str, str]) -> Self:
-        """The record of the hash `job:<id>`."""
+    def from_hash(cls, job_id: str, row: Mapping[str, str], result: str | None = None) -> Self:
+        """The record of the hash `job:<id>`, and of `res:<id>` if that was read too."""
         usage = Usage.model_validate_json(row["usage"]) if "usage" in row else None
         total = int(row["questions"])
         state_tokens = usage.state_tokens if usage else int(row["state_tokens"])
@@ -124,6 +126,7 @@ class JobRecord:
             webhook=json.loads(row["webhook"]) if row.get("webhook") else None,
             metadata=json.loads(row["metadata"]),
             traceparent=row.get("traceparent") or None,
+            result=None if result is None else result.encode(),
         )
 
     def waiting_at(self, queue: QueuePosition) -> Self:

@@ -18,7 +18,7 @@ async def _watched(table, job_id):
 @pytest.fixture
 def looks(table, monkeypatch):
     """What was read for all waiters of a job together, and a way to wait for the next such look."""
-    read, made = table.jobs._read, asyncio.Queue()
+    read, made = table.jobs._read_whole, asyncio.Queue()
 
     async def counted(job_id, tenant):
         job = await read(job_id, tenant)
@@ -26,7 +26,7 @@ def looks(table, monkeypatch):
             made.put_nowait(job)
         return job
 
-    monkeypatch.setattr(table.jobs, "_read", counted)
+    monkeypatch.setattr(table.jobs, "_read_whole", counted)
     return made
 
 
