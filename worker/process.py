@@ -11,7 +11,7 @@ import structlog
 
 from d3serve.errors import DeviceError, InvalidSettings, StartupError, StorageUnavailable
 from d3serve.settings import Settings
-from d3serve.store.turns import TurnStore
+from d3serve.store.turns import CALLED, TurnStore
 from d3serve.wake.celery_app import Waker, is_wake
 from d3serve.worker.engines import load_engine
 from d3serve.worker.turn import TurnReport, TurnRunner
@@ -20,8 +20,8 @@ from d3serve.worker.yields import OutOfTime
 MAX_LOADS = 3
 AWAY_S = 1.0
 ALIVE_EVERY_S, MISSED_EVERY_S = 5.0, 0.5
-LINGER_S = 0.05  # a client that has read its answer asks again within this, or takes its time
-STAY_S = 10.0  # Celery's limit of a task's time is for a turn that is stuck, not for many
+STAY_S = 60.0  # Celery's limit of a task's time is for a turn that is stuck, not for many
+WAIT_S = 0.5  # a process that is told to stop leaves within this
 SPEED_MEMORY = 0.8  # weight of the past in the moving average of tokens a second
 PEAK_MEMORY = 0.98  # turns of states that were cached say nothing of how fast others are read
 
@@ -43,6 +43,7 @@ class TurnProcess:
         self._settings = settings
         self._store = TurnStore.open(settings, worker)
         self._runner: TurnRunner | None = None
+        self._until = 0.0  # when the task that runs goes back to Celery
         self._speed = 0.0
         self._reading = 0.0
         self._said: Told = {}
@@ -79,7 +80,7 @@ class TurnProcess:
         began = time.monotonic()
         engine = load_engine(self._settings)
         runner = TurnRunner(self._store, engine, self._settings, Waker(self._settings))
-        self._store.revision = engine.info.revision or ""
+        self._store.serves, self._store.revision = engine.info.name, engine.info.revision or ""
         seconds = round(time.monotonic() - began, 1)
         told: Told = {"load": "loaded", "loads": 0, "model": engine.info.model_dump_json(), "error": ""}
         with self._telling:
@@ -140,15 +141,18 @@ class TurnProcess:
                 time.sleep(AWAY_S)
 
     def run_turns(self) -> None:
-        """Run a turn, and others as long as wake-ups follow closely; the process ends here when the device is lost.
+        """Run a turn, and for a while all that follow; the process ends here when the device is lost.
 
-        A wake-up takes 3 ms through Celery's main process. So after a turn this one takes the next itself: a client
-        that asks one thing after another waits for no detour.
+        A wake-up takes milliseconds of whoever sends it, and again through Celery's main process. So this one then
+        waits for work itself, and is called by whoever brings some: SUBMIT does it in the same step.
         """
-        until = time.monotonic() + STAY_S
+        self._until = time.monotonic() + STAY_S
         try:
-            while self._run_turn() and time.monotonic() < until and self._takes_wake():
+            while (self._run_turn() or self._is_called()) and self._stays:
                 pass
+            called = self._store.wait_no_longer()
+            if self._runner is not None:
+                self._runner.wake(called)
         except DeviceError as error:
             log.error("device.lost", exc_info=error)
             os._exit(1)  # the main process starts a fresh one; nothing here may touch the device again
@@ -157,21 +161,31 @@ class TurnProcess:
         except OutOfTime:
             log.warning("stop.gives_back")
 
-    def _takes_wake(self) -> bool:
-        """Wait a moment for the next wake-up; what is none is dropped, and taken for one: a turn does no harm."""
-        message = self._store.take_wake(LINGER_S)
-        if message is not None and not is_wake(message):
-            log.warning("wake.unreadable", error="NoWake")
-        return message is not None
+    @property
+    def _stays(self) -> bool:
+        """Whether this task goes on: there is a model, and time."""
+        return self._runner is not None and not self._runner.grace.stopping and time.monotonic() < self._until
+
+    def _is_called(self) -> bool:
+        """Wait until there may be work, if this task goes on for so long."""
+        while self._stays:
+            message = self._store.wait_for_call(WAIT_S)
+            if message is not None:
+                if message != CALLED and not is_wake(message):  # and is taken for one: a turn does no harm
+                    log.warning("wake.unreadable", error="NoWake")
+                return True
+        return False
 
     def _run_turn(self) -> bool:
-        """Run one turn, if there is a model and work; whether there was, and more may be taken."""
-        if not self._tell_again() or self._runner is None:
+        """Run one turn, if there is a model and work; whether there was."""
+        if self._runner is None:
             return False
         report = self._runner.run()
+        if not report.known and self._tell_again():
+            report = self._runner.run()
         if report.jobs:
             self._publish(report)
-        return bool(report.jobs) and not self._runner.grace.stopping
+        return bool(report.jobs)
 
     def _publish(self, report: TurnReport) -> None:
         now = report.work_tokens / report.seconds

@@ -18,14 +18,14 @@ log = structlog.get_logger(__name__)
 
 
 def tell_when_stopping(child_pids: Callable[[], Collection[int]]) -> None:
-    """In the main process, before it has children: from now on a warm shutdown is told to them as it begins."""
+    """In the main process, before it has children: from now on a shutdown is told to them as it begins."""
     signal.signal(
         STOP_SIGNAL, signal.SIG_IGN
     )  # a child inherits it: one that still starts must not die of the signal
 
     @worker_shutting_down.connect(weak=False)  # type: ignore[untyped-decorator] # celery has no types
-    def tell(how: str, **_: object) -> None:
-        for pid in child_pids() if how == "Warm" else ():
+    def tell(**_: object) -> None:
+        for pid in child_pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, STOP_SIGNAL)
 

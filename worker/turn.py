@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import structlog
 
@@ -19,7 +18,7 @@ from d3serve.errors import (
     StateLost,
     StorageUnavailable,
 )
-from d3serve.schemas import DecisionResponse, JobError, Usage
+from d3serve.schemas import DecisionResponse, JobError, Lane, Usage
 from d3serve.schemas.questions import Answer, ErrorAnswer, QuestionError
 from d3serve.settings import Settings
 from d3serve.store.encode import decode_questions
@@ -53,8 +52,12 @@ Found = tuple[Work, Decided | Exception, float]  # about a job, in passes of so 
 
 @dataclass
 class TurnReport:
-    """What a turn did; `work_tokens` counts each job's state and questions, read or not."""
+    """What a turn did; `work_tokens` counts each job's state and questions, read or not.
 
+    Where nobody knows the worker it did nothing: `known` is False.
+    """
+
+    known: bool = True
     jobs: int = 0
     work_tokens: int = 0
     seconds: float = 0.0
@@ -90,12 +93,14 @@ class TurnRunner:
         if self.grace.stopping:
             return report
         self._yields_until = began + TURN_LIMIT_S / 2
-        self._run(self._store.claim(os.getpid()), report, MAX_ROUNDS)
+        turn = self._store.claim(os.getpid())
+        report.known = turn.known
+        self._run(turn, report, MAX_ROUNDS)
         report.seconds = time.monotonic() - began
         return report
 
     def _run(self, turn: Turn, report: TurnReport, max_rounds: int) -> None:
-        self._wake(turn.wakes)
+        self.wake(turn.wakes)
         if not turn.jobs:
             return
         warm: set[str] = set()
@@ -135,9 +140,10 @@ class TurnRunner:
         except StorageUnavailable:
             log.warning("lease.left", lease=turn.lease)  # it runs out by itself
             return
-        self._wake(freed.wakes)
+        self.wake(freed.wakes)
 
-    def _wake(self, lanes: Sequence[Any]) -> None:
+    def wake(self, lanes: Sequence[Lane]) -> None:
+        """Tell others of work that they could take."""
         for lane in lanes:
             self._send_wake(lane)
 

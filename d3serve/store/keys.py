@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 KeyName = Literal[
     "job", "body", "res", "gone", "idem", "jobs", "kept", "holds", "erased", "callers", "rate",
     "st", "need", "grp", "pend", "own", "warm",
-    "queued", "line", "load", "waiting", "ready", "share", "ring", "pace", "wake", "mq",
+    "queued", "line", "load", "waiting", "ready", "share", "ring", "pace", "wake", "mq", "idle", "call",
     "lease", "leasejobs", "leasegrps", "leases", "deadlines",
     "worker", "workers", "finished", "work", "hooks_due", "outbox", "outboxes",
     "delivery", "told", "events", "hooks_open", "hooks_of", "hook_secret", "endpoints", "folder", "done",
@@ -77,6 +77,10 @@ TABLE: dict[KeyName, Key] = {
                 "claim", "submit claim"),
     "wake": Key("wake:", "string", "a wake-up of <lane> is out", "2 s", "submit free reap", "the same scripts"),
     "mq": Key("mq:wake.", "list", "wake-ups of <lane>", "-", "Celery", "Celery, worker, reap (is one waiting?)"),
+    "idle": Key("idle:", "zset", "workers that wait for work of <lane> by themselves, by until when", "2 s, renewed",
+                "worker", "whoever would send a wake-up"),
+    "call": Key("call:", "list", "lanes that worker <id> is called for while it waits", "2 s",
+                "whoever would send a wake-up", "worker"),
     # the lease
     "lease": Key("lease:", "hash", "<lease>: worker, pid, lane, ms", "deleted by free", "claim", "free"),
     "leasejobs": Key("leasejobs:", "set", "job ids under <lease>", "deleted by free", "claim more", "free"),

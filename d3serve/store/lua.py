@@ -27,6 +27,7 @@ ScriptName = Literal[
     "tell",
     "count",
     "serve",
+    "idle",
     "rate",
     "ahead",
 ]

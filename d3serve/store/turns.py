@@ -26,6 +26,8 @@ GLANCE_S = (
     0.25  # who looks between two steps of a pass would rather not know than let the device wait for longer
 )
 
+CALLED = b"called"  # no wake-up, which is JSON
+
 # Given back unharmed; a lost attempt; given back, and too large to be claimed beside a long turn again.
 FreeMode = Literal["back", "lost", "alone"]
 
@@ -59,11 +61,12 @@ class Success:
 
 @dataclass
 class Turn:
-    """A lease with its jobs; empty when there was nothing to claim."""
+    """A lease with its jobs; empty when there was nothing to claim, or nobody knows the worker: `known` says which."""
 
     lease: str
     jobs: list[ClaimedJob]
     wakes: list[Lane] = field(default_factory=list)
+    known: bool = True
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,10 @@ class TurnStore:
         self._files = StateFolder(settings.state_dir) if settings.state_dir else None
         self.worker = worker
         self._read_tokens = 0
-        self.revision = ""  # of the weights that this process has loaded
+        self.serves = (
+            ""  # the model that this process has told of; where nobody knows of it any more it claims nothing
+        )
+        self.revision = ""  # of the weights that it has loaded
 
     @classmethod
     def open(cls, settings: Settings, worker: str, *, patience_s: float = 20) -> Self:
@@ -136,17 +142,20 @@ class TurnStore:
         settings, lease = self._settings, secrets.token_hex(8)
         lanes = [lane for lane in settings.lanes if not beside or lane == "interactive"]
         most = settings.max_batch_tokens if max_tokens is None else min(max_tokens, settings.max_batch_tokens)
-        wakes, *groups = self._table.run(
+        known, *found = self._table.run(
             "claim", lease, self.worker, pid, self._lease_ms, most, self.max_batch_questions, MAX_GROUPS,
-            FAIRNESS_MS, OFFLINE_PATIENCE_MS, self.revision, beside, *lanes,
+            FAIRNESS_MS, OFFLINE_PATIENCE_MS, self.serves, self.revision, beside, *lanes,
         )  # fmt: skip
-        return Turn(lease, self._fetch(groups), wakes)
+        if not known:
+            return Turn(lease, [], known=False)
+        wakes, *groups = found
+        return Turn(lease, self._jobs_of(groups), wakes)
 
     def more(self, lease: str) -> list[ClaimedJob]:
         """Take jobs that joined the turn's groups since it began."""
         settings = self._settings
         groups = self._table.run("more", lease, settings.max_batch_tokens, self.max_batch_questions)
-        return self._fetch(groups)
+        return self._jobs_of(groups)
 
     def renew(self, lease: str) -> bool:
         """Keep the lease; False when it has ended and every commit will be refused."""
@@ -218,11 +227,22 @@ class TurnStore:
 
     # --- between turns -----------------------------------------------------------------------------
 
-    def take_wake(self, seconds: float) -> bytes | None:
-        """Take what stands in the queues of this worker's lanes as it is, if something comes within so many seconds."""
-        queues = [self._key("mq", lane) for lane in self._settings.lanes]
+    def wait_for_call(self, seconds: float) -> bytes | None:
+        """Wait for work without Celery: who brings some calls this worker, and need send no wake-up.
+
+        What stands in the queues of its lanes is taken too, as it is. CALLED if it was called; None if nothing came.
+        """
+        lanes = self._settings.lanes
+        self._table.run("idle", self.worker, round(seconds * 1000), *lanes)
+        queues = [self._key("call", self.worker), *(self._key("mq", lane) for lane in lanes)]
         taken = self._table.send("execute_command", "BRPOP", *queues, seconds, NEVER_DECODE=True)
-        return taken[1] if taken else None
+        if not taken:
+            return None
+        return CALLED if taken[0] == queues[0].encode() else bytes(taken[1])
+
+    def wait_no_longer(self) -> list[Lane]:
+        """Be called no more; the lanes for which this worker was meanwhile, so that others must be woken."""
+        return list(self._table.run("idle", self.worker, 0, *self._settings.lanes))
 
     def reap(self) -> Reaped:
         """Free leases that ran out, end overdue jobs, find lanes whose wake-up was lost."""
@@ -275,36 +295,17 @@ class TurnStore:
             log.error("state.lost", file=kept, reason=error.message)
             return None
 
-    def _fetch(self, groups: Sequence[tuple[str, list[str]]]) -> list[ClaimedJob]:
-        """Read the texts: each state once, each job's questions."""
-        if not groups:
-            return []
-        ids = [(group, job_id) for group, members in groups for job_id in members]
-        with self._table.pipeline() as pipe:
-            for group, _ in groups:
-                pipe.get(self._key("st", group))
-            for _, job_id in ids:
-                pipe.get(self._key("body", job_id))
-            for _, job_id in ids:
-                pipe.hmget(
-                    self._key("job", job_id),
-                    "tenant",
-                    "model",
-                    "attempt",
-                    "on_error",
-                    "asked_lane",
-                    "created",
-                )
-            answers = pipe.execute()
-        states = {group: self._state(kept) for (group, _), kept in zip(groups, answers, strict=False)}
-        bodies, rows = answers[len(groups) :][: len(ids)], answers[len(groups) + len(ids) :]
+    def _jobs_of(self, groups: Sequence[tuple[str, str | None, list[list[str]]]]) -> list[ClaimedJob]:
+        """The jobs that a script has handed out, with the state of each group."""
         return [
             ClaimedJob(
-                id=job_id, group=group, tenant=row[0], model=row[1], attempt=int(row[2]), state=states[group],
-                questions=body, partial=row[3] == "partial", asked_lane=row[4] or "", created_ms=int(row[5]),
+                id=job_id, group=group, tenant=tenant, model=model, attempt=int(attempt), state=state,
+                questions=questions, partial=on_error == "partial", asked_lane=asked_lane or "",
+                created_ms=int(created),
             )
-            for (group, job_id), body, row in zip(ids, bodies, rows, strict=True)
-            if body is not None and row[0] is not None
+            for group, kept, jobs in groups
+            for state in [self._state(kept)]
+            for job_id, questions, tenant, model, attempt, on_error, asked_lane, created in jobs
         ]  # fmt: skip
 
 

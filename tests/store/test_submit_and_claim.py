@@ -241,9 +241,22 @@ class TestClaim:
         job_id = await table.submit()
         worker = table.worker()
         turn = worker.claim(1)
-        arguments = ("claim", turn.lease, "worker-1", 1, 5000, 100, 100, 8, 5000, 30000, "", 0, "interactive")
-        [_, [group, ids]] = worker._table.run(*arguments)
-        assert (group, ids) == (turn.jobs[0].group, [job_id])
+        arguments = (
+            "claim",
+            turn.lease,
+            "worker-1",
+            1,
+            5000,
+            100,
+            100,
+            8,
+            5000,
+            30000,
+            *[""] * 3,
+            "interactive",
+        )
+        [_, _, [group, state, [[first, *_]]]] = worker._table.run(*arguments)
+        assert (group, state, first) == (turn.jobs[0].group, turn.jobs[0].state, job_id)
         assert (await table.jobs.get(job_id, "me")).attempt == 1
 
     def group(self, table, job_id):

@@ -115,52 +115,95 @@ class Asker:
             return client.llen(Keys(self._settings.namespace)("mq", "interactive"))
 
 
-def test_a_wake_up_that_follows_a_turn_is_taken_by_the_child_itself(settings):
-    child, asker = TurnProcess(settings, "d3@here-1"), Asker(settings)
+@pytest.fixture
+def child(settings):
+    """A child with its model; it stays until `stop` is called."""
+    child = TurnProcess(settings, "d3@here-1")
     child.load()
-    first, asked = asker.ask("first"), []
-    assert child._store.take_wake(5), "the one that Celery would have had"
-    take = child._store.take_wake
+    child.stop = lambda: child._runner.grace._stop(0, None)
+    return child
 
-    def take_next(seconds):
-        if asked:
-            return take(seconds)
-        asked.append(asker.ask("second"))
-        assert asker.wakes() == 1
-        return take(20)
 
-    child._store.take_wake = take_next
+def while_it_waits(child, *steps):
+    """Do one of these before each of the child's waits, then stop it."""
+    wait, left = child._store.wait_for_call, list(steps)
+
+    def wait_for_call(seconds):
+        if not left:
+            child.stop()
+            return None
+        left.pop(0)()
+        return wait(seconds)
+
+    child._store.wait_for_call = wait_for_call
+
+
+def test_who_submits_calls_a_child_that_waits_and_sends_no_wake_up(settings, child):
+    asker, asked = Asker(settings), []
+
+    def ask():
+        child._store._table.run("idle", "d3@here-1", 60_000, "interactive")  # as it is about to say itself
+        asked.append(asker.ask(f"state {len(asked)}"))
+        assert asker.wakes() == 0
+
+    while_it_waits(child, ask, ask)
     child.run_turns()
-    assert [asker.status(job) for job in (first, *asked)] == ["succeeded", "succeeded"]
+    assert [asker.status(job) for job in asked] == ["succeeded", "succeeded"]
+
+
+def test_a_wake_up_that_was_sent_is_taken_by_the_child_that_waits(settings, child):
+    asker, asked = Asker(settings), []
+
+    def ask():
+        child._store.wait_no_longer()
+        asked.append(asker.ask("state"))
+        assert asker.wakes() == 1
+
+    while_it_waits(child, ask)
+    child.run_turns()
+    assert asker.status(*asked) == "succeeded"
     assert asker.wakes() == 0, "it would start an empty turn"
+
+
+def test_a_child_that_was_called_as_it_left_has_others_woken(settings, child):
+    asker, asked = Asker(settings), []
+
+    def ask_and_stop(_):
+        child._store._table.run("idle", "d3@here-1", 60_000, "interactive")
+        asked.append(asker.ask("state"))
+        child.stop()
+
+    child._store.wait_for_call = ask_and_stop
+    child.run_turns()
+    assert asker.status(*asked) == "queued"
+    assert asker.wakes() == 1
 
 
 FOREIGN = (b"not json", b"\xff\xfe", b"", b"[" * 100_000, b'{"headers": {"task": "another"}}')
 
 
 @pytest.mark.parametrize("foreign", FOREIGN, ids=range(len(FOREIGN)))
-def test_what_is_no_wake_up_is_dropped_with_a_word(settings, capsys, foreign):
-    child, asker = TurnProcess(settings, "d3@here-1"), Asker(settings)
-    child.load()
-    asker.ask("first")
-    child._store.take_wake(5)
-    with open_sync(settings) as client:
-        client.lpush(Keys(settings.namespace)("mq", "interactive"), foreign)
+def test_what_is_no_wake_up_is_dropped_with_a_word(settings, child, capsys, foreign):
+    asker = Asker(settings)
+
+    def write():
+        with open_sync(settings) as client:
+            client.lpush(Keys(settings.namespace)("mq", "interactive"), foreign)
+
+    while_it_waits(child, write)
     child.run_turns()
     assert capsys.readouterr().out.count("wake.unreadable") == 1
     assert asker.wakes() == 0
 
 
-def test_a_child_that_stops_or_found_nothing_leaves_wake_ups_to_others(settings):
-    child, asker = TurnProcess(settings, "d3@here-1"), Asker(settings)
-    child.load()
-    child._store.take_wake = lambda _: pytest.fail("it took a wake-up")
-    child.run_turns()
+def test_a_child_that_stops_leaves_wake_ups_to_others(settings, child):
+    asker = Asker(settings)
+    child._store.wait_for_call = lambda _: pytest.fail("it waits for more")
     job, run = asker.ask("first"), child._runner.run
 
     def run_and_stop():
         report = run()
-        child._runner.grace._stop(0, None)
+        child.stop()
         return report
 
     child._runner.run = run_and_stop
@@ -168,12 +211,10 @@ def test_a_child_that_stops_or_found_nothing_leaves_wake_ups_to_others(settings)
     assert asker.status(job) == "succeeded"
 
 
-def test_one_task_takes_wake_ups_for_a_while_only(settings, monkeypatch):
+def test_one_task_waits_for_a_while_only(settings, child, monkeypatch):
     monkeypatch.setattr(process, "STAY_S", 0)
-    child, asker = TurnProcess(settings, "d3@here-1"), Asker(settings)
-    child.load()
-    asker.ask("first")
-    child._store.take_wake = lambda _: pytest.fail("it took a wake-up")
+    Asker(settings).ask("first")
+    child._store.wait_for_call = lambda _: pytest.fail("it waits for more")
     child.run_turns()
 
 
@@ -215,8 +256,9 @@ def test_a_worker_whose_queue_another_model_has_got_meanwhile_answers_nothing(se
     forget_everything(settings)
     other = TurnStore.open(settings, "d3@there-2")
     assert other.serve("another", {"load": "loaded"}) is None
-    child._runner.run = lambda: pytest.fail("it ran a turn")
+    job = Asker(settings).ask("a question to another model")
     child.run_turns()
+    assert Asker(settings).status(job) == "queued"
     load, error = published("load", "error")
     assert (load, "serves another from the queue" in error) == ("failed", True)
     forget_everything(settings)

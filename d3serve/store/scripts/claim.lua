@@ -1,14 +1,16 @@
 -- CLAIM: take whole state groups under a lease until the turn is full; the first group always fits.
 -- Tenants take turns: the next group is always one of the tenant that has been given the fewest tokens.
 -- ARGV: lease, worker, pid, lease_ms, max_tokens, max_questions, max_groups, fairness_ms, patience_ms,
---       revision (that the worker has loaded, '' if none), beside (the lease of the worker's long turn that this
---       one overtakes, or '': then only what fits is taken, and nothing that may kill it), lane ... (that the worker serves)
--- Answers {lanes to wake, {group, {id ...}} ...}; nothing after the lanes when there is no work.
+--       serves (the model that the worker has told of, '' if nobody need know), revision (that it has loaded, '' if
+--       none), beside (the lease of the worker's long turn that this one overtakes, or '': then only what fits is taken,
+--       and nothing that may kill it), lane ... (that the worker serves)
+-- Answers {1, {lane to wake ...}, {group, state, {{id, questions, tenant ...} ...}} ...}, nothing after the lanes when
+-- there is no work; or {0} where nobody knows the worker, so that another model may have got the queue.
 -- Called again with its own lease, after its answer was lost, it answers the same.
 local lease, worker, pid, lease_ms = unpack(ARGV, 1, 4)
 local max_tokens, max_questions, max_groups = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local fairness_ms, patience_ms, revision = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
-local beside, LANES = ARGV[11] ~= '' and ARGV[11], {unpack(ARGV, 12)}
+local fairness_ms, patience_ms, serves, revision = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11]
+local beside, LANES = ARGV[12] ~= '' and ARGV[12], {unpack(ARGV, 13)}
 local MAX_JOBS = 2000
 local MAX_LOOKS = 1024 -- at tenants, and at groups: what one claim may cost, however many wait
 local SWEEP_MS = 500   -- who leaves a group is asked again by a sweep; a shorter wait would save nothing
@@ -17,16 +19,21 @@ local turn, tokens, questions, jobs, alone = {}, 0, 0, 0, false
 local left_to_idle = false -- a group whose state an idle worker holds: it should hear of it
 
 local function again()
-  local ids, answer = {}, {{}}
+  local ids, answer = {}, {1, {}}
   for _, id in ipairs(redis.call('SMEMBERS', K('leasejobs', lease))) do
     local group = redis.call('HGET', K('job', id), 'group')
     ids[group] = ids[group] or {}
     table.insert(ids[group], id)
   end
   for group, members in pairs(ids) do
-    answer[#answer + 1] = {group, members}
+    answer[#answer + 1] = handed(group, members)
   end
   return answer
+end
+
+local function is_known()
+  return serves == '' or (redis.call('HGET', K('worker', worker), 'serves') == serves
+    and tonumber(redis.call('ZSCORE', K('workers'), worker) or 0) > now)
 end
 
 -- Who is alive, who of them is in a turn, and who could take work of each lane.
@@ -197,7 +204,7 @@ local function take_group(lane, one, group)
   if #taken > 0 then
     redis.call('SET', K('own', group), lease)
     redis.call('SADD', K('leasegrps', lease), group)
-    turn[#turn + 1] = {group, taken}
+    turn[#turn + 1] = handed(group, taken)
   end
   if owned or #taken > 0 then
     withdraw(lane, one.on, one.tenant, group)
@@ -246,11 +253,16 @@ local function fill(lane, crew)
 end
 
 write_when_full()
+if not is_known() then
+  return {0}
+end
 local hops = 1
 for _, lane in ipairs(beside and {} or LANES) do -- beside a long turn nobody has come for a wake-up
   hops = math.max(hops, tonumber(redis.call('GET', K('wake', lane)) or 1))
   redis.call('DEL', K('wake', lane))
+  redis.call('ZREM', K('idle', lane), worker)
 end
+redis.call('DEL', K('call', worker))
 if redis.call('EXISTS', K('lease', lease)) == 1 then
   return again()
 end
@@ -276,9 +288,8 @@ local wakes = {}
 for _, lane in ipairs(LANES) do
   if #turn > 0 and wants_wake(lane) then
     wakes[#wakes + 1] = lane
-  elseif #turn == 0 and not beside and left_to_idle and hops <= crew.live and wants_wake(lane) then
-    redis.call('SET', K('wake', lane), hops + 1, 'PX', WAKE_MS)
+  elseif #turn == 0 and not beside and left_to_idle and hops <= crew.live and wants_wake(lane, hops + 1) then
     wakes[#wakes + 1] = lane
   end
 end
-return {wakes, unpack(turn)}
+return {1, wakes, unpack(turn)}

@@ -88,6 +88,19 @@ local function take(id, lease, worker, now)
   tell(id, 'running')
 end
 
+-- What a worker gets of jobs that it has taken from a group: their state once, the rest of each, of those that are there.
+local function handed(group, ids)
+  local jobs = {}
+  for _, id in ipairs(ids) do
+    local body, tenant = redis.call('GET', K('body', id)), redis.call('HGET', K('job', id), 'tenant')
+    if body and tenant then
+      local rest = redis.call('HMGET', K('job', id), 'model', 'attempt', 'on_error', 'asked_lane', 'created')
+      jobs[#jobs + 1] = {id, body, tenant, unpack(rest, 1, 5)}
+    end
+  end
+  return {group, redis.call('GET', K('st', group)), jobs}
+end
+
 local function return_job(id, lost, now)
   local j = read(id, 'losses', 'max_attempts', 'deadline')
   local job = K('job', id)

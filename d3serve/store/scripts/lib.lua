@@ -49,10 +49,26 @@ local function say(worker, ttl_ms, ...)
   redis.call('ZREMRANGEBYSCORE', K('workers'), '-inf', int(now))
 end
 
--- True when nobody has woken the lane's workers yet; the caller must then send a wake-up.
-local function wants_wake(lane)
+-- Calls a worker that waits for work of the lane without Celery; whether there was one.
+local function call_idle(lane)
+  local worker = redis.call('ZRANGEBYSCORE', K('idle', lane), int(now_ms()), '+inf', 'LIMIT', 0, 1)[1]
+  if not worker then
+    return false
+  end
+  redis.call('ZREM', K('idle', 'interactive'), worker)
+  redis.call('ZREM', K('idle', 'offline'), worker)
+  redis.call('LPUSH', K('call', worker), lane)
+  redis.call('PEXPIRE', K('call', worker), WAKE_MS)
+  return true
+end
+
+-- Sees to it that somebody hears of the lane's work. True when the caller must send a wake-up for it: nobody has sent
+-- one that is still out, and no worker could be called.
+local function wants_wake(lane, hops)
   return redis.call('ZCARD', K('ready', lane)) > 0
-    and redis.call('SET', K('wake', lane), '1', 'NX', 'PX', WAKE_MS) ~= false
+    and redis.call('LLEN', K('mq', lane)) == 0
+    and redis.call('SET', K('wake', lane), hops or '1', 'NX', 'PX', WAKE_MS) ~= false
+    and not call_idle(lane)
 end
 
 -- Groups wait on shelves: one of each lane for whoever comes, and one for each revision that jobs name.

@@ -1,5 +1,5 @@
 -- MORE: late joiners of the groups that a lease owns, while their states are still at hand.
--- ARGV: lease, max_tokens, max_questions. Answers {{group, {id ...}} ...}.
+-- ARGV: lease, max_tokens, max_questions. Answers {{group, state, {{id, questions, tenant ...} ...}} ...}.
 local lease, max_tokens, max_questions = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local LOOKS = 16
 local now, answer, tokens, questions = now_ms(), {}, 0, 0
@@ -44,7 +44,7 @@ for _, group in ipairs(redis.call('SMEMBERS', K('leasegrps', lease))) do
     local spent = tokens
     local taken = join(group)
     if #taken > 0 then
-      answer[#answer + 1] = {group, taken}
+      answer[#answer + 1] = handed(group, taken)
       local tag = tonumber(redis.call('ZSCORE', K('ring', on), tenant) or pace(lane))
       charge({lane, on}, tenant, tag + tokens - spent)
     end

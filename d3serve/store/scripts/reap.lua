@@ -52,7 +52,7 @@ for _, held in ipairs(redis.call('ZRANDMEMBER', K('holds'), 4)) do
   end
 end
 for _, lane in ipairs(ARGV) do
-  if redis.call('LLEN', K('mq', lane)) == 0 and wants_wake(lane) then
+  if wants_wake(lane) then
     wake(lane)
   end
 end
