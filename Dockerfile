@@ -1,6 +1,6 @@
 # Two images from one file: `--target api` (light, no torch) and `--target worker` (the model).
-# EXTRA=worker takes torch built for CPUs, EXTRA=gpu the one for CUDA. constraints.txt holds the versions that were
-# tested. To pin the base by digest: --build-arg PYTHON_IMAGE=python:3.12.12-slim-trixie@sha256:...
+# EXTRA=worker takes torch built for CPUs, EXTRA=gpu the one for CUDA. constraints.txt and constraints-gpu.txt hold the
+# versions that were tested. To pin the base by digest: --build-arg PYTHON_IMAGE=python:3.12.12-slim-trixie@sha256:...
 ARG PYTHON_IMAGE=python:3.12.12-slim-trixie
 FROM ${PYTHON_IMAGE} AS base
 ENV PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -8,7 +8,7 @@ ENV PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSI
 RUN useradd --uid 10001 --user-group --create-home d3serve \
  && install -d -o d3serve -g d3serve /models /states
 WORKDIR /src
-COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
+COPY pyproject.toml setup.py constraints.txt constraints-gpu.txt README.md LICENSE ./
 COPY d3serve d3serve
 COPY api api
 COPY worker worker
@@ -27,7 +27,7 @@ ARG EXTRA=worker
 # Triton compiles small C programs when it meets a GPU.
 RUN if [ "$EXTRA" = gpu ]; then \
       apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
-      && pip install -c constraints.txt ".[gpu,media]"; \
+      && pip install -c constraints-gpu.txt ".[gpu,media]"; \
     else \
       pip install -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu ".[$EXTRA,media]"; \
     fi

