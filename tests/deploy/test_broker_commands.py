@@ -19,7 +19,7 @@ ROOT = Path(d3serve.__file__).parents[1]
 
 def commands() -> dict[str, list[str]]:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["broker"]["command"]
-    documents = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "broker.yaml").read_text())
+    documents = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "base" / "broker.yaml").read_text())
     [broker] = [document for document in documents if document["kind"] == "StatefulSet"]
     [container] = broker["spec"]["template"]["spec"]["containers"]
     return {"compose": [word.replace("$$", "$") for word in compose], "kubernetes": container["command"]}
