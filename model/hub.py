@@ -55,6 +55,12 @@ class LocatedPackage:
         return digest.hexdigest()
 
 
+def served_name(model: str) -> str:
+    """The name of a package for clients: its folder's own, or its Hub id; known before there is a folder."""
+    folder = Path(os.path.expanduser(model))
+    return folder.resolve().name if os.path.isdir(folder) else model  # Path's own raises where a name is long
+
+
 def locate(model: str, revision: str | None = None, *, with_code: bool = False) -> LocatedPackage:
     """Find a package: `model` itself when it is a folder, else its files from the Hub or the local cache.
 
@@ -69,8 +75,8 @@ def locate(model: str, revision: str | None = None, *, with_code: bool = False) 
         InvalidCheckpoint: neither a folder nor a repository that can be read; the message says what to do.
     """
     folder = Path(os.path.expanduser(model))
-    if os.path.isdir(folder):  # Path's own raises where a name is long
-        return LocatedPackage(folder, folder.resolve().name, revision)
+    if os.path.isdir(folder):
+        return LocatedPackage(folder, served_name(model), revision)
     if model.startswith((".", "/", "~")):
         raise InvalidCheckpoint(f"{model} is no folder on this machine", field="model")
     published = find(model)

@@ -99,6 +99,17 @@ class Engine(Protocol):
         ...
 
 
+def served_name(settings: Settings) -> str:
+    """The name under which `load_engine` will serve, which a queue may refuse; nothing is loaded to know it."""
+    if settings.model.startswith(FAKE_SCHEME):
+        from d3serve.worker.fake_engine import read_options  # noqa: PLC0415 # as below
+
+        return read_options(settings.model).name
+    from d3serve.model import hub  # noqa: PLC0415 # brings the Hub's client into this process
+
+    return hub.served_name(settings.model)
+
+
 def load_engine(settings: Settings) -> Engine:
     """Load and warm up what `settings.model` names; minutes for a large checkpoint. Only here torch comes in.
 

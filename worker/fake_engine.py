@@ -122,6 +122,19 @@ class FakeReadout:
         return FakeDecided(answers, usage, failed)
 
 
+def read_options(model: str) -> FakeOptions:
+    """Parse the model string.
+
+    Raises:
+        InvalidCheckpoint: an unknown option.
+    """
+    given = dict(parse_qsl(model.partition("?")[2], strict_parsing="?" in model))
+    kinds = {name: type(value) for name, value in asdict(FakeOptions()).items()}
+    if unknown := given.keys() - kinds.keys():
+        raise InvalidCheckpoint(f"the fake engine has no option {min(unknown)}")
+    return FakeOptions(**{name: kinds[name](value) for name, value in given.items()})
+
+
 class FakeEngine(Decides[FakePrepared, FakeDecided]):
     """Answers come from a hash of state and question, so they do not depend on company or order."""
 
@@ -144,11 +157,7 @@ class FakeEngine(Decides[FakePrepared, FakeDecided]):
         Raises:
             InvalidCheckpoint: an unknown option, or as `load_error` asks.
         """
-        given = dict(parse_qsl(model.partition("?")[2], strict_parsing="?" in model))
-        kinds = {name: type(value) for name, value in asdict(FakeOptions()).items()}
-        if unknown := given.keys() - kinds.keys():
-            raise InvalidCheckpoint(f"the fake engine has no option {min(unknown)}")
-        options = FakeOptions(**{name: kinds[name](value) for name, value in given.items()})
+        options = read_options(model)
         time.sleep(options.load_s)
         if options.load_error == "checkpoint":
             raise InvalidCheckpoint("the fake checkpoint is broken, as asked")

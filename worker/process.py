@@ -13,7 +13,7 @@ from d3serve.errors import DeviceError, InvalidSettings, StartupError, StorageUn
 from d3serve.settings import Settings
 from d3serve.store.turns import CALLED, TurnStore
 from d3serve.wake.celery_app import Waker, is_wake
-from d3serve.worker.engines import load_engine
+from d3serve.worker.engines import load_engine, served_name
 from d3serve.worker.turn import TurnReport, TurnRunner
 from d3serve.worker.yields import OutOfTime
 
@@ -78,19 +78,30 @@ class TurnProcess:
     def _load_once(self) -> None:
         """Load the model, make what runs its turns, and say so; on any failure neither is kept."""
         began = time.monotonic()
+        self._take_queue(
+            served_name(self._settings), {"load": "loading"}
+        )  # before minutes of reading weights
         engine = load_engine(self._settings)
         runner = TurnRunner(self._store, engine, self._settings, Waker(self._settings))
         self._store.serves, self._store.revision = engine.info.name, engine.info.revision or ""
         seconds = round(time.monotonic() - began, 1)
         told: Told = {"load": "loaded", "loads": 0, "model": engine.info.model_dump_json(), "error": ""}
         with self._telling:
-            if other := self._patiently(lambda: self._store.serve(engine.info.name, told)):
-                raise _taken(engine.info.name, other, self._settings.namespace)
+            self._take_queue(engine.info.name, told)
             self._said |= told
             self._serves = engine.info.name
         runner.grace.listen()
         self._runner = runner
         log.info("model.loaded", model=engine.info.name, device=engine.info.device, seconds=seconds)
+
+    def _take_queue(self, model: str, told: Told) -> None:
+        """Hold the queue for this model, and say so.
+
+        Raises:
+            InvalidSettings: a live worker holds it for another one.
+        """
+        if other := self._patiently(lambda: self._store.serve(model, told)):
+            raise _taken(model, other, self._settings.namespace)
 
     def _tell(self, **fields: str | int) -> None:
         with self._telling:

@@ -49,6 +49,8 @@ LOST = (RedisConnectionError, RedisTimeoutError)
 # its replicas or its master, it was demoted, it loads, a script runs. redis-py has classes for some of these replies;
 # the others are known by their first word, which an old server puts behind a script's place.
 NOT_NOW: Final = (ReadOnlyError, ClusterDownError, TryAgainError)
+LEAST_REDIS: Final = 7  # the oldest major version that tests have run on
+UNKNOWN_HELLO: Final = re.compile("unknown command.*HELLO", re.IGNORECASE)
 NOT_NOW_WORDS: Final = re.compile(
     r"(?:^|: -)"
     r"(?P<word>MISCONF|NOREPLICAS|UNBLOCKED|BUSY|LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN) "
@@ -188,21 +190,38 @@ def storage_errors() -> Iterator[None]:
         raise
 
 
-def check_server(settings: Settings) -> None:
-    """Return when the server may hold a job table.
+def check_server(settings: Settings, *, patience_s: float = 2, may_be_away: bool = False) -> str:
+    """Name and version of the server, if it may hold a job table; `may_be_away` is for who waits for it later.
 
     Raises:
-        BrokerUnavailable: it does not answer, or may evict keys (an evicted key is a lost job).
+        BrokerUnavailable: it does not answer, is too old, or may evict keys (an evicted key is a lost job).
     """
-    client, where = open_sync(settings, patience_s=2), server_of(settings)
+    client, where = open_sync(settings, patience_s=patience_s), server_of(settings)
     try:
-        policy = client.info("memory").get("maxmemory_policy", "noeviction")
+        about, policy = client.info("server"), client.info("memory").get("maxmemory_policy", "noeviction")
     except RedisError as error:
+        if UNKNOWN_HELLO.search(str(error)):  # the first command of every connection, new in Redis 6
+            raise _too_old("Redis", where) from error
+        if may_be_away:
+            return f"nobody yet at {where}"
         raise BrokerUnavailable(f"Redis does not answer at {where}: {error}") from error
     finally:
         client.close()
+    if about.get("server_name") == "valkey":  # it also gives the version of the Redis that it stands for
+        name = f"Valkey {about.get('valkey_version')}"
+    else:
+        name = f"Redis {about.get('redis_version')}"
+        if int(str(about.get("redis_version", 0)).partition(".")[0]) < LEAST_REDIS:
+            raise _too_old(name, where)
     if policy != "noeviction":
         raise BrokerUnavailable(
-            f"Redis at {where} has maxmemory-policy {policy}: it would evict waiting jobs. "
+            f"{name} at {where} has maxmemory-policy {policy}: it would evict waiting jobs. "
             "Set maxmemory-policy noeviction."
         )
+    return f"{name} at {where}"
+
+
+def _too_old(name: str, where: RedisURL) -> BrokerUnavailable:
+    return BrokerUnavailable(
+        f"{name} at {where} is too old: d3serve needs Redis {LEAST_REDIS}.0 or newer, or Valkey"
+    )

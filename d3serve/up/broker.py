@@ -267,7 +267,7 @@ def running_broker(settings: Settings) -> Iterator[EmbeddedBroker | ForeignBroke
     """A server fit for a job table: the one in the settings, else one that lives in this block.
 
     Raises:
-        BrokerUnavailable: it does not answer, may evict keys, or none can be started.
+        BrokerUnavailable: it does not answer, is too old, may evict keys, or none can be started.
     """
     if settings.redis_url is not None:
         check_server(settings)
@@ -275,6 +275,7 @@ def running_broker(settings: Settings) -> Iterator[EmbeddedBroker | ForeignBroke
         return
     broker = EmbeddedBroker(settings.data_folder(), MAX_MEMORY_BYTES).start()
     try:
+        check_server(settings.model_copy(update={"redis_url": broker.url}))  # PATH may have an old one
         yield broker
     finally:
         broker.stop()

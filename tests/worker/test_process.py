@@ -6,6 +6,7 @@ import os
 import pytest
 
 from d3serve.errors import InvalidSettings
+from d3serve.model import hub
 from d3serve.schemas import DecisionRequest
 from d3serve.schemas.questions import NoulQuestion
 from d3serve.settings import Settings
@@ -15,6 +16,7 @@ from d3serve.store.keys import Keys
 from d3serve.store.turns import TurnStore
 from d3serve.wake.celery_app import Waker
 from d3serve.worker import process
+from d3serve.worker.engines import load_engine, served_name
 from d3serve.worker.process import MAX_LOADS, TurnProcess
 from d3serve.worker.turn import TurnReport
 
@@ -265,3 +267,44 @@ def test_a_worker_whose_queue_another_model_has_got_meanwhile_answers_nothing(se
     child._tell_again()
     assert published("load", "serves") == ["failed", None], "it has given up, and stays so"
     other.close()
+
+
+def test_a_worker_of_another_model_is_refused_before_it_reads_any_weights(settings, published, monkeypatch):
+    other = TurnStore.open(settings, "d3@there-2")
+    assert other.serve("another", {"load": "loading"}) is None
+    monkeypatch.setattr(process, "load_engine", lambda _: pytest.fail("it loaded"))
+    TurnProcess(settings, "d3@here-1").load()
+    load, error = published("load", "error")
+    assert (load, "serves another from the queue" in error) == ("failed", True)
+    other.retire()
+    other.close()
+
+
+def test_a_worker_that_still_loads_holds_the_queue_for_its_model(settings, monkeypatch):
+    other = TurnStore.open(settings, "d3@there-2")
+    answers = []
+
+    def seen_meanwhile(_):
+        answers.extend([other.serve("another", {}), other.serve("fake", {})])
+        raise InvalidSettings("seen enough")
+
+    monkeypatch.setattr(process, "load_engine", seen_meanwhile)
+    TurnProcess(settings, "d3@here-1").load()
+    assert answers == [("d3@here-1", "fake"), None]
+    assert other.serve("another", {"load": "loaded"}) is None, "it has failed, and holds nothing any more"
+    other.retire()
+    other.close()
+
+
+@pytest.mark.parametrize("kind", ["fake", "folder", "hub"])
+def test_the_name_that_a_queue_is_held_for_is_the_one_that_is_served(
+    kind, tiny_checkpoint, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(hub, "_commit", lambda _, wanted: wanted)
+    monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    if kind == "fake":
+        settings = Settings(model="fake:?name=a")
+        assert served_name(settings) == load_engine(settings).info.name == "a"
+    else:
+        settings = Settings(model=str(tiny_checkpoint) if kind == "folder" else "some/model")
+        assert served_name(settings) == hub.locate(settings.model).name
