@@ -14,6 +14,7 @@ COPY api api
 COPY worker worker
 COPY model model
 COPY kernels kernels
+COPY checkpoints checkpoints
 
 FROM base AS api
 RUN pip install -c constraints.txt .
@@ -31,7 +32,6 @@ RUN if [ "$EXTRA" = gpu ]; then \
     else \
       pip install -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu ".[$EXTRA,media]"; \
     fi
-COPY checkpoints /app/checkpoints
 ENV HF_HOME=/models TRITON_CACHE_DIR=/tmp/triton
 WORKDIR /
 USER 10001:10001

@@ -5,6 +5,7 @@ import secrets
 import socket
 import sys
 import warnings
+from collections.abc import Callable
 
 import billiard
 import structlog
@@ -23,8 +24,10 @@ from d3serve.worker.sweeper import EX_SOFTWARE, Sweeper
 log = structlog.get_logger(__name__)
 
 
-def worker_main(settings: Settings) -> int:
+def worker_main(settings: Settings, tell_why: Callable[[str], None] = lambda _: None) -> int:
     """Run one worker until a signal stops it; the exit code, 70 when the model could not be loaded.
+
+    `tell_why` is called with the reason then, once.
 
     SIGTERM finishes the running turn first if `stop_grace_s` is enough, else gives its jobs back at once; SIGQUIT gives
     it 10 s.
@@ -65,7 +68,10 @@ def worker_main(settings: Settings) -> int:
         celery.start()
     finally:
         sweeper.finish(TurnStore.open(settings, name, patience_s=1))
-    return EX_SOFTWARE if sweeper.load_failed else int(celery.exitcode or 0)
+    if sweeper.gave_up is None:
+        return int(celery.exitcode or 0)
+    tell_why(sweeper.gave_up)
+    return EX_SOFTWARE
 
 
 def require_semaphores() -> None:

@@ -43,7 +43,7 @@ class Sweeper(threading.Thread):
         self._stopping = stopping
         self._halt = threading.Event()
         self._alive_at = 0.0
-        self.load_failed = False
+        self.gave_up: str | None = None  # why there is no model, and never will be
 
     def run(self) -> None:
         """Sweep until `finish`; a Redis that is away is waited for."""
@@ -98,8 +98,8 @@ class Sweeper(threading.Thread):
 
     def _check_load(self) -> None:
         load, reason = self._store.published("load", "error")
-        if load == "failed" and not self.load_failed:
-            self.load_failed = True
+        if load == "failed" and self.gave_up is None:
+            self.gave_up = reason or "no reason was told"
             log.error("model.gave_up", reason=reason)
             celery_state.should_stop = EX_SOFTWARE
 

@@ -6,9 +6,10 @@ import typer
 
 from d3serve.commands.ask import post, show_table
 from d3serve.commands.options import DataDir, Model
+from d3serve.commands.preflight import CHECKS, preflight
 from d3serve.commands.surroundings import leave_start_folder
 from d3serve.commands.terminal import messages
-from d3serve.settings import Settings
+from d3serve.settings import BUNDLED, Settings
 from d3serve.up.local import running
 
 # Debian 12's package openntpd, in its maintainers' words; the truths are its section and debtags.
@@ -59,8 +60,9 @@ TRUTHS: Final[dict[str, str]] = {
 
 def demo(model: Model = None, data_dir: DataDir = None) -> None:
     """Start everything on a free port, post one real job over HTTP, print its answers and stop."""
-    settings = Settings.load(model=model, data_dir=data_dir, port=0, log_level="warning")
+    settings = Settings.load(model=model or BUNDLED, data_dir=data_dir, port=0, log_level="warning")
     leave_start_folder()
+    preflight(settings, CHECKS)
     console = messages()
     with running(settings) as (_, url):
         console.print(f"broker, API and worker are up at [bold]{url}[/bold]; POST {url}/v1/jobs:")

@@ -1,7 +1,7 @@
 """The `d3serve` command. Rooms are imported inside the command that needs them: `ask` never loads torch."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -10,14 +10,17 @@ from d3serve.commands.ask import ask
 from d3serve.commands.checkpoints import check, models, pull
 from d3serve.commands.demo import demo
 from d3serve.commands.descriptors import raise_descriptor_limit
+from d3serve.commands.doctor import doctor
+from d3serve.commands.extras import explained
 from d3serve.commands.new_key import new_key
 from d3serve.commands.operate import operate
 from d3serve.commands.start import api, up, webhooks, worker
 from d3serve.commands.submit import submit
 from d3serve.commands.surroundings import tidy_environment
-from d3serve.commands.terminal import degrade, messages, plain, printing
+from d3serve.commands.terminal import degrade, printing, tell_error
 from d3serve.errors import D3ServeError
 from d3serve.logs import write_or_lose
+from d3serve.up import supervisor
 
 app = typer.Typer(
     name="d3serve",
@@ -27,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (up, api, worker, webhooks, new_key, ask, submit, models, pull, check, demo):
+for command in (up, api, worker, webhooks, new_key, ask, submit, models, pull, check, demo, doctor):
     app.command()(command)
 app.add_typer(operate, name="jobs")
 
@@ -58,5 +61,14 @@ def main() -> None:
     try:
         app()
     except D3ServeError as error:
-        messages().print(f"[red]error[/red] {plain(error.message)}", soft_wrap=True)
-        sys.exit(2)
+        _end(error)
+    except ModuleNotFoundError as error:
+        if (lacking := explained(error)) is None:
+            raise
+        _end(lacking)
+
+
+def _end(error: D3ServeError) -> NoReturn:
+    if not supervisor.tell_parent(error.message):
+        tell_error(error.message)
+    sys.exit(2)

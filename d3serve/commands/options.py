@@ -9,7 +9,9 @@ from d3serve.errors import InvalidRequest
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
-Model = Annotated[str | None, typer.Option(help="Local folder or Hub id of the checkpoint.")]
+Model = Annotated[
+    str | None, typer.Option(help="Local folder or Hub id of the checkpoint; demo-d3 is bundled.")
+]
 Revision = Annotated[str | None, typer.Option(help="Hub revision of the checkpoint.")]
 Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]

@@ -19,10 +19,11 @@ from d3serve.commands.options import (
     Revision,
     TrustRemoteCode,
 )
+from d3serve.commands.preflight import CHECKS, preflight
 from d3serve.commands.surroundings import leave_start_folder
-from d3serve.commands.terminal import messages
+from d3serve.commands.terminal import messages, tell_error
 from d3serve.settings import Settings
-from d3serve.store.connect import server_of
+from d3serve.store.connect import check_server, server_of
 from d3serve.up import supervisor
 from d3serve.up.local import run_apis, running
 
@@ -42,6 +43,7 @@ def up(
     """Run broker (unless --redis-url is given), API, worker and webhook sender in one process tree."""
     settings = _settings(locals())
     leave_start_folder()
+    preflight(settings, CHECKS)
     with running(settings) as (tree, url):
         messages().print(f"d3serve is ready: [bold]{url}[/bold]")
         tree.run()
@@ -60,6 +62,10 @@ def api(
     settings = Settings.load(redis_url=redis_url, host=host, port=port, model=model, api_processes=processes)
     server_of(settings)
     leave_start_folder()
+    if fd is None:
+        check_server(
+            settings, patience_s=0, may_be_away=True
+        )  # one that is away is waited for, as when it goes later
     if fd is None and settings.api_processes > 1:
         run_apis(settings)
         return
@@ -88,12 +94,20 @@ def worker(
 ) -> None:
     """Run one worker: load the model, then process jobs until stopped."""
     settings = _settings(locals(), leave_out=("exit_with_parent",))
+    server_of(settings)
     leave_start_folder()
+    if exit_with_parent:
+        supervisor.exit_with_parent()  # who has looked already
+    else:
+        preflight(settings, CHECKS)
     from d3serve.worker.main import worker_main
 
-    if exit_with_parent:
-        supervisor.exit_with_parent()
-    raise typer.Exit(worker_main(settings))
+    raise typer.Exit(worker_main(settings, tell_why=_say_why))
+
+
+def _say_why(reason: str) -> None:
+    if not supervisor.tell_parent(reason):
+        tell_error(reason)
 
 
 def webhooks(redis_url: RedisUrl = None, exit_with_parent: ExitWithParent = False) -> None:

@@ -71,6 +71,11 @@ def bar(console: Console, *columns: str | ProgressColumn, stays: bool = False) -
     return Progress(*columns, console=console, transient=not stays, disable=not console.file.isatty())
 
 
+def tell_error(text: str) -> None:
+    """One line on standard error that says what is wrong."""
+    messages().print(f"[red]error[/red] {plain(text)}", soft_wrap=True)
+
+
 def messages() -> Console:
     """A console on standard error, for what a person is told beside the output."""
     return Console(stderr=True, emoji=False, highlight=False)

@@ -35,6 +35,8 @@ GONE: Final = frozenset(
         "TURN_LIMIT_S", "WEBHOOK_TIMEOUT_S",
     )
 )  # fmt: skip
+BUNDLED: Final = "demo-d3"  # the small checkpoint that travels with the package, under this name
+BUNDLED_FOLDER: Final = Path(__file__).parents[1] / "checkpoints" / BUNDLED
 A_FOLDER: Final = ("/", ".", "~")  # how a model's name begins that cannot be a Hub id
 
 
@@ -91,7 +93,8 @@ class Settings(BaseSettings):
     # the model
     model: str = Field(
         default="vllm-sr/d3-turbo",
-        description="Local folder or Hub id of the checkpoint that workers load.",
+        description="Local folder or Hub id of the checkpoint that workers load; demo-d3 is the small one that comes "
+        "with d3serve.",
     )
     revision: str | None = Field(default=None, description="Hub revision; unset: the pinned one.")
     load_format: Literal["safetensors", "random"] = Field(
@@ -224,10 +227,11 @@ class Settings(BaseSettings):
         """Make paths absolute: a process leaves the folder that it was started in."""
         if isinstance(value, Path):
             return _absolute(value)
-        if info.field_name == "model" and (
-            value.startswith(A_FOLDER) or os.path.isdir(value)  # Path's own raises where a name is long
-        ):
-            return str(_absolute(Path(value)))
+        if info.field_name == "model":
+            if value.startswith(A_FOLDER) or os.path.isdir(value):  # Path's own raises where a name is long
+                return str(_absolute(Path(value)))
+            if value == BUNDLED:
+                return str(BUNDLED_FOLDER)
         return value
 
     @classmethod

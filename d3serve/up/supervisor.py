@@ -14,13 +14,17 @@ from types import FrameType
 from d3serve.errors import StartupError
 
 STOP_TIMEOUT_S = 30.0
+EXIT_WITH_PARENT = "--exit-with-parent"  # the flag of every process of a tree
+LONGEST_WORDS_BYTES = 4096
+STDIN = 0
 
 
 class ProcessTree:
     """Children of one parent: when any ends, or the parent is told to stop, all of them end.
 
-    A child holds the read end of a pipe as its standard input and stops at EOF (`exit_with_parent`), so
-    that a parent killed with SIGKILL leaves no orphan either; this works on Linux and macOS alike.
+    A child holds one end of a pair of sockets as its standard input and stops at EOF (`exit_with_parent`), so
+    that a parent killed with SIGKILL leaves no orphan either; this works on Linux and macOS alike. The other
+    way goes why it ends, if it knows (`tell_parent`).
     """
 
     def __init__(
@@ -30,21 +34,25 @@ class ProcessTree:
         self._stop_timeout_s = stop_timeout_s
         self._keep = keep
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._words: dict[str, socket.socket] = {}
         self._stopping = threading.Event()
 
     def start(
         self, name: str, argv: Sequence[str], env: dict[str, str], pass_fds: Sequence[int] = ()
     ) -> None:
         """Start `python -m d3serve <argv>` with `env` over the present environment."""
-        command = [sys.executable, "-P", "-m", "d3serve", *argv, "--exit-with-parent"]
+        command = [sys.executable, "-P", "-m", "d3serve", *argv, EXIT_WITH_PARENT]
+        ours, theirs = socket.socketpair()
+        self._words[name] = ours
         self._children[name] = subprocess.Popen(  # noqa: S603 - our own module, no shell
             command,
             env={**os.environ, **env},
-            stdin=subprocess.PIPE,
+            stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,  # ours log to standard error; Celery's farewell would end up among the answers
             pass_fds=pass_fds,
             start_new_session=True,
         )
+        theirs.close()
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
         """Return when `ready()` is true.
@@ -79,8 +87,12 @@ class ProcessTree:
                 raise StartupError(self._last_words(ended))
 
     def _last_words(self, name: str) -> str:
-        code = self._children[name].returncode
-        return f"the {name} process ended with exit code {code}; what it logged above says why"
+        ended, words = f"the {name} process ended", b""
+        with contextlib.suppress(OSError):  # nothing was said, or the end left some of ours unread
+            words = self._words[name].recv(LONGEST_WORDS_BYTES, socket.MSG_DONTWAIT)
+        if words:
+            return f"{ended}: {words.decode(errors='replace')}"
+        return f"{ended} with exit code {self._children[name].returncode}; what it logged above says why"
 
     def stop(self) -> None:
         """End every child: SIGTERM, then SIGKILL for those still there after `stop_timeout_s`."""
@@ -94,8 +106,8 @@ class ProcessTree:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
-            if child.stdin:
-                child.stdin.close()
+        for words in self._words.values():
+            words.close()
 
     @contextlib.contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
@@ -122,6 +134,15 @@ def exit_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()
+
+
+def tell_parent(reason: str) -> bool:
+    """Let a parent that is a `ProcessTree` end with the reason for which this process ends; whether there is one."""
+    if EXIT_WITH_PARENT in sys.argv:  # only then standard input is the parent's socket
+        with contextlib.suppress(OSError):
+            os.write(STDIN, reason.encode()[:LONGEST_WORDS_BYTES])
+            return True
+    return False
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -49,6 +49,32 @@ def d3serve(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         (["ask", "--state", "x", "--yes-no", "y", "--url", "localhost:1"], {}, "must begin with http://"),
         (["ask", str(FILE), "--state", "x"], {}, "not both"),
         (["ask", str(FILE)], {}, "holds no JSON"),
+        (["up", "--port", "0", "--model", str(FILE)], {}, f"model {FILE} is no folder"),
+        (["up", "--port", "0", "--model", "./none"], {}, "none is no folder on this machine"),
+        (
+            ["up", "--port", "0", "--model", str(FILE.parent)],
+            {},
+            f"config.json is missing from {FILE.parent}",
+        ),
+        (["up", "--port", "0", "--model", "a/b/c"], {}, "cannot be a Hub id either"),
+        (
+            ["up", "--port", "0", "--model", "a/b"],
+            {"HF_HUB_OFFLINE": "1"},
+            "HF_HUB_OFFLINE forbids to fetch it",
+        ),
+        (["up", "--port", "0", "--model", "vllm-sr/d3-ultra"], {}, "no public description"),
+        (
+            ["up", "--port", "0", "--device", "cuda", "--model", "demo-d3"],
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "device is cuda, but",
+        ),
+        (
+            ["worker", "--redis-url", "redis://127.0.0.1:1", "--model", "./none"],
+            {},
+            "none is no folder on this machine",
+        ),
+        (["worker"], {}, "set D3SERVE_REDIS_URL"),
+        (["demo", "--model", "./none"], {}, "none is no folder on this machine"),
     ],
 )
 def test_wrong_usage_is_told_in_one_line(arguments: list[str], env: dict[str, str], words: str) -> None:
@@ -72,6 +98,34 @@ def test_a_public_address_without_keys_is_refused_before_anything_starts(
     public = Settings(host="0.0.0.0", port=0, data_dir=tmp_path)  # noqa: S104 - what must be refused
     with pytest.raises(InvalidSettings, match="refusing to listen"), running(public):
         pytest.fail("it runs")
+
+
+def test_a_child_that_says_why_it_ends_has_the_last_word(tmp_path: Path) -> None:
+    """The reason of whichever process it was: here a worker's, whose model cannot be read."""
+    arguments = ["up", "--port", "0", "--data-dir", str(tmp_path), "--model", "fake:?load_error=checkpoint"]
+    done = d3serve(*arguments)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last == "error the worker process ended: the fake checkpoint is broken, as asked"
+
+
+def test_a_worker_by_itself_ends_with_the_reason_too(redis_url: str) -> None:
+    arguments = ["worker", "--redis-url", redis_url, "--model", "fake:?load_error=checkpoint"]
+    done = d3serve(*arguments, D3SERVE_NAMESPACE="broken")
+    assert done.returncode == 70
+    assert done.stderr.splitlines()[-1] == "error the fake checkpoint is broken, as asked"
+
+
+def test_the_last_words_of_any_process_are_those_of_its_error() -> None:
+    tree = supervisor.ProcessTree()
+    tree.start(
+        "api 1", ["api"], {"D3SERVE_REDIS_URL": "redis://127.0.0.1:1", "D3SERVE_API_KEYS_FILE": "/none"}
+    )
+    try:
+        with pytest.raises(StartupError, match=r"the api 1 process ended: cannot read .*/none"):
+            tree.wait_until(lambda: False, 60, "nothing")
+    finally:
+        tree.stop()
 
 
 def test_a_child_that_ends_points_to_its_log_and_prints_nothing_of_its_own(

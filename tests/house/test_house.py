@@ -26,7 +26,7 @@ LAW: dict[str, tuple[set[str], set[str]]] = {
 }
 SHARED_FOR_MODEL = {"d3serve.errors", "d3serve.schemas"}
 # the command line imports a room inside the command that needs it
-LAZY_CLI = {"d3serve/commands/start.py", "d3serve/commands/checkpoints.py"}
+LAZY_CLI = {f"d3serve/commands/{name}.py" for name in ("start", "checkpoints", "preflight")}
 
 
 def sources(room: str) -> list[Path]:
@@ -153,6 +153,8 @@ def test_the_wheel_holds_every_room_and_nothing_else(tmp_path: Path) -> None:
     assert pages
     assert pages <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    bundled = {f"d3serve/{path.relative_to(ROOT)}" for path in (ROOT / "checkpoints" / "demo-d3").iterdir()}
+    assert {name for name in names if name.startswith("d3serve/checkpoints/")} == bundled
 
 
 def test_a_tree_whose_links_became_files_is_not_built(tmp_path: Path) -> None:
