@@ -19,7 +19,8 @@ def refuse_web_pages(headers: Headers, settings: Settings) -> None:
 
     A page whose own name was made to lead here (DNS rebinding) has that name as Host, and could read every job; one
     that posts here from elsewhere has its own as Origin; a picture or a script from here on a page has neither, but
-    a browser says that it is cross-site. A link that somebody follows shows its page to nobody else.
+    a browser says that it is cross-site. A link that somebody follows shows its page to nobody else. A page of this
+    very server, as the console is, has its address as both.
 
     Raises:
         Forbidden: it is a page; says what admits it.
@@ -31,8 +32,8 @@ def refuse_web_pages(headers: Headers, settings: Settings) -> None:
     for host in filter(None, hosts):
         if not _leads_here(host, settings.allowed_hosts):
             raise _refusal(f"the name {_host_of(f'//{host}') or 'in Host'} is not one of this host's")
-    for name in map(_host_of, origins):
-        if not _is_named(name, settings.allowed_hosts):
+    for origin in origins:
+        if not _is_named(_host_of(origin), settings.allowed_hosts) and not _is_own(origin, hosts):
             raise _refusal("this is a request of another host's web page")
     if embedded and not origins:
         raise _refusal("this is a part of another host's web page")
@@ -52,6 +53,11 @@ def _leads_here(host: str, allowed: tuple[str, ...]) -> bool:
 
 def _is_named(name: str, allowed: tuple[str, ...]) -> bool:
     return is_loopback(name) or name in allowed
+
+
+def _is_own(origin: str, hosts: list[str]) -> bool:
+    """Whether a page came from the address that it calls. A name proves nothing: it may lead elsewhere by now."""
+    return _is_address(_host_of(origin)) and origin.partition("://")[2] in hosts
 
 
 def _is_address(host: str) -> bool:

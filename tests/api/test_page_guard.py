@@ -25,10 +25,15 @@ PAGES = [
     *({"Origin": origin} for origin in ("https://evil.example", "null", "http://6.6.6.6", "")),
     {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
     {"Sec-Fetch-Site": "cross-site"},
+    {"Host": "192.168.1.5:8000", "Origin": "http://192.168.1.5:9000"},
+    {"Host": "192.168.1.5:8000", "Origin": "http://192.168.1.6:8000"},
+    {"Host": "evil.example:8000", "Origin": "http://evil.example:8000"},
 ]
 PROGRAMS = [
     *({"Host": name} for name in OWN_NAMES),
     {"Origin": "http://localhost:3000"},
+    {"Host": "192.168.1.5:8000", "Origin": "http://192.168.1.5:8000", "Sec-Fetch-Site": "same-origin"},
+    {"Host": "[fd00::5]:8000", "Origin": "http://[fd00::5]:8000"},
     {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"},
     {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"},
     {
