@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from d3serve.media.sizes import (
 from d3serve.schemas import ModelInfo
 from d3serve.schemas.questions import LIMITS
 from d3serve.settings import Settings
-from d3serve.store.records import JobRecord, QueueStats, RecordPage
+from d3serve.store.records import JobRecord, QueueStats, RecordPage, WorkerInfo
 
 POLL_AFTER_S: Final = 1
 RELEASED: Final = "2026-11-29"  # the stock SDK insists on a date; checkpoints do not carry one
@@ -164,3 +164,27 @@ def _model(model: ModelInfo, settings: Settings) -> dict[str, Any]:
 def queue_resource(stats: QueueStats) -> dict[str, Any]:
     """Depth, age and speed, by lane."""
     return {"object": "decision.queue", **asdict(stats)}
+
+
+def workers_resource(workers: Sequence[WorkerInfo], running: Mapping[str, int]) -> dict[str, Any]:
+    """Each worker with the number of jobs that it runs."""
+    return {
+        "object": "list",
+        "data": [
+            {
+                "id": worker.id,
+                "object": "decision.worker",
+                "host": worker.host,
+                "pid": worker.pid,
+                "lanes": worker.lanes,
+                "load": worker.load,
+                "error": worker.error,
+                "model": worker.model.model_dump() if worker.model else None,
+                "running_jobs": running.get(worker.id, 0),
+                "tokens_per_s": worker.tokens_per_s,
+                "cached_states": worker.cached_states,
+                "peak_memory_bytes": worker.peak_memory_bytes,
+            }
+            for worker in workers
+        ],
+    }

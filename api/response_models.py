@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from d3serve.schemas import DecisionResponse, JobError, JobEvent, JobStatus, Lane
+from d3serve.schemas import DecisionResponse, JobError, JobEvent, JobStatus, Lane, ModelInfo
 from d3serve.store.records import LaneStats, Progress, QueuePosition
 from d3serve.webhooks.outbox import DeliveryState, Try
 
@@ -139,6 +139,30 @@ class WholeQueue(BaseModel):
     tokens_per_s: float
     finished: dict[str, int]
     work: dict[str, int]
+
+
+class WorkerResource(BaseModel):
+    """A live worker; `error` says why its model could not be loaded, the last two are null until it has run a turn."""
+
+    id: str
+    object: Literal["decision.worker"]
+    host: str
+    pid: int
+    lanes: list[Lane]
+    load: Literal["loading", "loaded", "failed"]
+    error: str | None
+    model: ModelInfo | None
+    running_jobs: int
+    tokens_per_s: float
+    cached_states: int | None
+    peak_memory_bytes: int | None = Field(description="Of the host, by the process that holds the model.")
+
+
+class WorkerList(BaseModel):
+    """Workers that have given a sign of life in the last 30 s."""
+
+    object: Literal["list"]
+    data: list[WorkerResource]
 
 
 class Liveness(BaseModel):

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from d3serve.api.auth import Admin, Reader
 from d3serve.api.dependencies import TheParts
 from d3serve.api.openapi import PROBLEMS
-from d3serve.api.resources import JSON, models_resource, queue_resource
-from d3serve.api.response_models import Liveness, ModelList, OwnQueue, Readiness, WholeQueue
+from d3serve.api.resources import JSON, models_resource, queue_resource, workers_resource
+from d3serve.api.response_models import Liveness, ModelList, OwnQueue, Readiness, WholeQueue, WorkerList
 from d3serve.errors import NoWorker
 from d3serve.settings import METRICS_FOLDER
 from d3serve.store.records import QueueStats
@@ -40,6 +40,13 @@ async def queue(request: Request, parts: TheParts, tenant: Reader) -> Response:
     if "admin" in request.state.scopes:
         return JSON(queue_resource(await parts.store.stats()))
     return JSON({"object": "decision.queue", "lanes": await parts.store.waiting_of(tenant)})
+
+
+@router.get("/v1/workers", response_model=WorkerList)
+async def workers(parts: TheParts, _caller: Admin) -> Response:
+    """Live workers: the model and revision of each, what it runs now, how fast it is, what its cache holds."""
+    running = await parts.store.running()
+    return JSON(workers_resource(await parts.store.workers(), running))
 
 
 @router.get("/healthz")

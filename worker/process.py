@@ -1,6 +1,7 @@
 """The child process that holds the model: loads it once, then runs a turn for every wake-up."""
 
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -205,6 +206,8 @@ class TurnProcess:
         speeds: Told = {
             "tokens_per_s": round(self._speed, 1),
             "read_tokens_per_s": round(self._reading, 1),
+            "cached_states": report.cached_states,
+            "peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         }
         with suppress(StorageUnavailable), self._telling:  # the work is done; only its echo is lost
             self._said |= speeds

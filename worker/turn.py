@@ -54,12 +54,14 @@ Found = tuple[Work, Decided | Exception, float]  # about a job, in passes of so 
 class TurnReport:
     """What a turn did; `work_tokens` counts each job's state and questions, read or not.
 
-    Where nobody knows the worker it did nothing: `known` is False.
+    `cached_states` is how many states the engine held when it was last asked. Where nobody knows the worker it did
+    nothing: `known` is False.
     """
 
     known: bool = True
     jobs: int = 0
     work_tokens: int = 0
+    cached_states: int = 0
     seconds: float = 0.0
 
 
@@ -126,6 +128,7 @@ class TurnRunner:
                 works = self._prepare_all(turn, ready, report)
                 self._decide_all(turn, works, keeper, report)
                 cached = frozenset(self._engine.cached_state_keys())
+                report.cached_states = len(cached)
                 warm.update(work.job.group for work in works if work.prepared.state_key in cached)
                 if keeper.lost or self.grace.stopping:  # who waits for a file goes back
                     return

@@ -1,6 +1,7 @@
 """Who works, on what, and how much waits: read-only views of the job table for the API."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -40,6 +41,20 @@ class Census:
                 pipe.hgetall(self._key("worker", worker))
             rows = await pipe.execute()
         return [WorkerInfo.from_hash(worker, row) for worker, row in zip(ids, rows, strict=True) if row]
+
+    async def running(self) -> Counter[str]:
+        """How many jobs each worker has under its leases, by its id."""
+        leases = await self._table.send("zrange", self._key("leases"), 0, -1)
+        async with self._table.pipeline() as pipe:
+            for lease in leases:
+                pipe.hget(self._key("lease", lease), "worker")
+                pipe.scard(self._key("leasejobs", lease))
+            told = await pipe.execute()
+        running = Counter[str]()
+        for worker, jobs in zip(told[::2], told[1::2], strict=True):
+            if worker is not None:  # else its turn has ended meanwhile
+                running[worker] += jobs
+        return running
 
     async def models(self) -> list[ModelInfo]:
         """What live workers serve, each once; also while one loads its model again after a crash."""
@@ -107,16 +122,14 @@ class Census:
         """The queue as it is now."""
         workers, now_ms = await self.workers(), await self._table.now_us() // 1000
         lanes = {lane: await self._lane(lane, now_ms) for lane in LANES}
-        leases = await self._table.send("zrange", self._key("leases"), 0, -1)
+        running = await self.running()
         async with self._table.pipeline() as pipe:
             pipe.hgetall(self._key("finished"))
             pipe.hgetall(self._key("work"))
-            for lease in leases:
-                pipe.scard(self._key("leasejobs", lease))
-            finished, work, *running = await pipe.execute()
+            finished, work = await pipe.execute()
         return QueueStats(
             lanes=lanes,
-            running_jobs=sum(running),
+            running_jobs=running.total(),
             workers=len(workers),
             tokens_per_s=sum(worker.tokens_per_s for worker in workers),
             finished={status: int(count) for status, count in finished.items()},

@@ -308,6 +308,10 @@ class JobStore:
         """Tell every worker process that has given a sign of life in the last 30 s."""
         return await self._census.workers()
 
+    async def running(self) -> Mapping[str, int]:
+        """Tell how many jobs each worker runs, by the worker's id."""
+        return await self._census.running()
+
     async def stats(self) -> QueueStats:
         """Tell depth, age and speed of the queue."""
         return await self._census.stats()

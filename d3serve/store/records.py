@@ -181,7 +181,11 @@ class QueueStats:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """One live worker process. `ready` means that its model is loaded, not that its process runs."""
+    """One live worker process. `ready` means that its model is loaded, not that its process runs.
+
+    `cached_states` is how many states it need not read again, `peak_memory_bytes` the most host memory that the process
+    of its model has held; None until it has run a turn.
+    """
 
     id: str
     host: str
@@ -192,6 +196,8 @@ class WorkerInfo:
     model: ModelInfo | None
     tokens_per_s: float
     error: str | None
+    cached_states: int | None = None
+    peak_memory_bytes: int | None = None
 
     @classmethod
     def from_hash(cls, worker_id: str, row: Mapping[str, str]) -> Self:
@@ -207,4 +213,6 @@ class WorkerInfo:
             model=ModelInfo.model_validate_json(row["model"]) if row.get("model") else None,
             tokens_per_s=float(row.get("tokens_per_s", "0")),
             error=row.get("error") or None,
+            cached_states=int(row["cached_states"]) if "cached_states" in row else None,
+            peak_memory_bytes=int(row["peak_memory_bytes"]) if "peak_memory_bytes" in row else None,
         )
