@@ -69,6 +69,7 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
     app.include_router(routes_service.router)
     app.include_router(routes_pages.router)
     app.mount("/docs/files", routes_pages.files)
+    app.mount("/console/files", routes_pages.console_files)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
 

@@ -1,4 +1,4 @@
-"""`/docs` and `/redoc` need nothing but this server, and run no script that is not a file of it."""
+"""`/console`, `/docs` and `/redoc` need nothing but this server, and run no script that is not a file of it."""
 
 import re
 from urllib.parse import urljoin
@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 pytestmark = pytest.mark.anyio
-PAGES = ("/docs", "/redoc")
+PAGES = ("/docs", "/redoc", "/console")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -49,3 +49,35 @@ async def test_pages_of_other_hosts_embed_none_of_it(client):
         headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
         assert (await client.get(path, headers=headers)).status_code == 403
         assert (await client.request("HEAD", path)).status_code == 200
+
+
+async def test_the_console_runs_nothing_that_stands_in_a_page_or_a_text(client):
+    answer = await client.get("/console")
+    policy = answer.headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert "require-trusted-types-for 'script'; trusted-types 'none'" in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert not re.search(r"\sstyle=", answer.text)
+
+
+@pytest.mark.parametrize(
+    ("accept", "status", "leads_to"),
+    [
+        ("text/html,application/xhtml+xml,*/*;q=0.8", 307, "console"),
+        ("application/json", 404, None),
+        ("*/*", 404, None),
+        (None, 404, None),
+    ],
+)
+async def test_the_root_leads_a_browser_to_the_console(accept, status, leads_to, client):
+    headers = {"Accept": accept} if accept else {}
+    answer = await client.get("/", headers=headers)
+    assert (answer.status_code, answer.headers.get("location")) == (status, leads_to)
+    if status == 404:
+        assert answer.json()["code"] == "not_found"
+
+
+async def test_the_console_with_a_slash_leads_to_the_one_without(client):
+    answer = await client.get("/console/")
+    assert urljoin("http://localhost/console/", answer.headers["location"]) == "http://localhost/console"
+    assert (await client.get("/console/files/../index.html")).status_code == 404

@@ -1,0 +1,117 @@
+"""*Queue* and the key: what an operator sees, what a tenant sees, and where the key is kept."""
+
+import json
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from d3serve.api.app import create_app
+from d3serve.api_keys import append_key, new_key
+from d3serve.settings import Settings
+
+BODY = {"model": "jev-latest", "state": "hello", "questions": {"q": {"type": "noul", "instructions": "x"}}}
+
+
+def test_an_operator_sees_lanes_and_workers(service, worker, tab):
+    for lane in ("interactive", "interactive", "offline"):
+        httpx.post(f"{service}/v1/jobs", json=BODY | {"job": {"lane": lane}}).raise_for_status()
+    page = tab.go("queue")
+    expect(page.get_by_role("region", name="Lane interactive")).to_contain_text("2 jobs wait")
+    expect(page.get_by_role("region", name="Lane offline")).to_contain_text("1 job waits")
+    at_work = page.get_by_role("region", name="Worker hand:1")
+    for told in ("Waits for work", "vllm-sr/d3-tiny", "abc123", "cpu, float32", "1,000 tokens/s"):
+        expect(at_work).to_contain_text(told)
+    turn = worker.claim()
+    expect(at_work).to_contain_text(f"Runs {len(turn.jobs)} job")
+    worker.finish(turn)
+    worker.turns.publish({"cached_states": 17, "peak_memory_bytes": 3_200_000_000})
+    expect(at_work).to_contain_text("Waits for work")
+    expect(at_work).to_contain_text("3.2 GB")
+    expect(at_work).to_contain_text("17")
+    expect(page.get_by_role("region", name="Since the start")).to_contain_text("Tokens asked")
+
+
+def test_a_worker_that_could_not_load_says_why(worker, tab):
+    worker.turns.publish({"load": "failed", "error": "no <b>such</b> folder"})
+    page = tab.go("queue")
+    at_work = page.get_by_role("region", name="Worker hand:1")
+    expect(at_work).to_contain_text("Could not load its model")
+    expect(at_work).to_contain_text("no <b>such</b> folder")
+
+
+def test_without_workers_it_says_how_to_start_one(tab):
+    expect(tab.go("queue").get_by_role("heading", name="No worker has shown itself")).to_be_visible()
+
+
+@pytest.fixture
+def guarded(redis_url, raw_redis, tmp_path, serving):  # noqa: ARG001 - the server is emptied first
+    """The address of an API with keys, and a key of each kind."""
+    file, secrets = tmp_path / "keys.jsonl", []
+    for tenant, more in (("acme", []), ("boss", ["webhooks", "admin"])):
+        secret, line = new_key(tenant=tenant, scopes=["jobs:read", "jobs:write", *more])
+        append_key(file, line)
+        secrets.append(secret)
+    with serving(create_app(Settings(redis_url=redis_url, api_keys_file=file))) as address:
+        yield address, *secrets
+
+
+def enter(page, secret):
+    page.get_by_role("button", name="Key").last.click()
+    page.get_by_label("Key", exact=True).fill(secret)
+    page.keyboard.press("Enter")
+
+
+def test_the_key_is_kept_in_the_tab_alone(guarded, worker, open_tab):  # noqa: ARG001 - who serves a model
+    address, plain, _ = guarded
+    tab = open_tab(address, expected={401})
+    page = tab.go("queue")
+    expect(page.get_by_role("heading", name="This server asks for a key")).to_be_visible()
+    page.get_by_role("button", name="Enter a key").click()
+    page.get_by_label("Key", exact=True).fill("wrong")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="This key is not known here")).to_be_visible()
+    enter(page, plain)
+    expect(page.get_by_role("region", name="Lane interactive")).to_contain_text("0 jobs wait")
+    assert page.evaluate("[localStorage.length, document.cookie, indexedDB.length ?? 0]") == [0, "", 0]
+    assert plain not in page.content()
+    assert plain not in page.url
+    other = page.context.new_page()
+    other.goto(f"{address}/console#/queue")
+    expect(other.get_by_role("heading", name="This server asks for a key")).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("region", name="Lane interactive")).to_be_visible()
+    page.get_by_role("button", name="Key").click()
+    page.get_by_role("button", name="Forget it").click()
+    expect(page.get_by_role("heading", name="This server asks for a key")).to_be_visible()
+    assert page.evaluate("sessionStorage.getItem('d3serve.key')") is None
+
+
+def test_a_tenant_sees_its_own_alone(guarded, worker, open_tab):  # noqa: ARG001 - who serves a model
+    address, plain, admin = guarded
+    for secret, count in ((plain, 1), (admin, 2)):
+        for _ in range(count):
+            headers = {"Authorization": f"Bearer {secret}"}
+            httpx.post(f"{address}/v1/jobs", json=BODY, headers=headers).raise_for_status()
+    page = open_tab(address, expected={401}).go("queue")
+    enter(page, plain)
+    expect(page.get_by_role("region", name="Lane interactive")).to_contain_text("1 job waits")
+    expect(page.get_by_text("These are your own jobs.")).to_be_visible()
+    expect(page.get_by_role("region", name="Workers")).to_have_count(0)
+    refused = httpx.get(f"{address}/v1/workers", headers={"Authorization": f"Bearer {plain}"})
+    assert (refused.status_code, json.loads(refused.content)["code"]) == (403, "forbidden")
+    enter(page, admin)
+    expect(page.get_by_role("region", name="Lane interactive")).to_contain_text("3 jobs wait")
+    expect(page.get_by_role("region", name="Worker hand:1")).to_be_visible()
+    page.get_by_role("link", name="Jobs", exact=True).click()
+    expect(page.locator("table.jobs tbody tr")).to_have_count(2)
+
+
+def test_the_code_names_the_key_and_does_not_hold_it(guarded, worker, open_tab):  # noqa: ARG001 - who serves a model
+    address, plain, _ = guarded
+    page = open_tab(address, expected={401}).go()
+    enter(page, plain)
+    page.get_by_role("button", name="Fill in an example").click()
+    code = page.locator(".code-card pre")
+    expect(code).to_contain_text('-H "authorization: Bearer $D3SERVE_API_KEY"')
+    assert plain not in page.content()
