@@ -1,8 +1,6 @@
 """`d3serve ask`: build a request, post it as a job, wait, show the answers."""
 
 import json
-import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -16,38 +14,30 @@ from rich.table import Table
 from d3serve.client import Client
 from d3serve.client.media import media_fields, with_files
 from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
+from d3serve.commands.questions import Choice, Questions, Score, YesNo, build_questions, read_object
 from d3serve.commands.terminal import bar, messages, plain, printing
-from d3serve.errors import InvalidJSON, InvalidRequest, StorageUnavailable
+from d3serve.errors import InvalidRequest, StorageUnavailable
 from d3serve.schemas.questions import Answer
-from d3serve.text.strict_json import read_json
 
 ANSWER: Final[TypeAdapter[Answer]] = TypeAdapter(Answer)
-NAME_CHARS: Final = 200  # a question is named by its text, and a name may have 256
-FIRST_CONTACT_S: Final = 2.0  # `d3serve up &` listens by then; nobody else who will is worth a wait
-MAX_DEPTH: Final = 200  # what an API may be set to allow; its own limit is the one that counts
-# Where a question may end: a colon before a blank, so that 9:30, C:\\ and https:// are none; or a full-width one.
-_COLON: Final = re.compile(r":(?=\s|$)|：")
+FIRST_CONTACT_S: Final = (
+    0.5  # a server that restarts is missed for less; nobody who is not there is worth more
+)
 
 
 def ask(
     request: Annotated[Path | None, typer.Argument(help="A JSON file with `state` and `questions`.")] = None,
     state: Annotated[str | None, typer.Option(help="The state, as text.")] = None,
-    yes_no: Annotated[list[str] | None, typer.Option(help="A yes/no question; repeatable.")] = None,
-    choice: Annotated[
-        list[str] | None, typer.Option(help="A choice: 'question: option | option'; repeatable.")
-    ] = None,
-    score: Annotated[
-        list[str] | None, typer.Option(help="A score: 'question: lowest | … | highest'; repeatable.")
-    ] = None,
+    yes_no: YesNo = None,
+    choice: Choice = None,
+    score: Score = None,
     image: Annotated[
         list[Path] | None, typer.Option(help="An image that the state shows; repeatable.")
     ] = None,
     video: Annotated[
         list[Path] | None, typer.Option(help="A video that the state shows; repeatable.")
     ] = None,
-    questions: Annotated[
-        str | None, typer.Option(help="Questions as the HTTP API has them: a JSON object, by name.")
-    ] = None,
+    questions: Questions = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the finished job as JSON instead of a table.")
     ] = False,
@@ -63,7 +53,7 @@ def ask(
     if request and flags:
         raise InvalidRequest("give a request file or --state with questions, not both", field="request")
     body = (
-        with_files(read_request(request), request.parent)
+        with_files(read_object(request, field="request"), request.parent)
         if request
         else build_request(state, yes_no or (), choice or (), score or (), questions) | shown
     )
@@ -81,82 +71,16 @@ def build_request(
 ) -> dict[str, Any]:
     """A System One body from command-line arguments.
 
-    `choice` and `score` read `question: a | b | c`; `questions` is the JSON object of the HTTP API.
-
     Raises:
-        InvalidRequest: no state, no question, one whose options are missing, empty, doubled or could be others, or
-            one asked twice.
+        InvalidRequest: no state, no question, or one that `build_questions` refuses.
         InvalidJSON: `questions` is no strict JSON object.
     """
     if state is None:
         raise InvalidRequest("give a request file, or --state and at least one question", field="state")
-    asked: list[tuple[str, dict[str, Any]]] = [(text, {"type": "noul"}) for text in yes_no]
-    asked += [_asked("choice", text) for text in choice]
-    asked += [_asked("score", text) for text in score]
-    found: dict[str, Any] = (
-        {} if questions is None else _object(questions.encode(errors="replace"), "--questions")
-    )
-    for instructions, question in asked:
-        if not instructions.strip():
-            raise InvalidRequest("a question is empty", field="questions")
-        name = instructions if len(instructions) <= NAME_CHARS else instructions[: NAME_CHARS - 1] + "…"
-        if name in found:
-            raise InvalidRequest(f"{name!r} is asked twice", field="questions")
-        found[name] = {**question, "instructions": instructions}
+    found = build_questions(yes_no, choice, score, questions)
     if not found:
         raise InvalidRequest("ask something: --yes-no, --choice, --score or --questions", field="questions")
     return {"state": state, "questions": found}
-
-
-def _asked(kind: str, text: str) -> tuple[str, dict[str, Any]]:
-    """The question in `question: a | b`. Where it could end in two places, none is guessed."""
-    head, *rest = text.split("|")
-    ends = list(_COLON.finditer(head))
-    if not rest or not ends:
-        raise InvalidRequest(f"{text!r}: write 'question: option | option'", field="questions")
-    readings = []
-    for end in ends:
-        options = [part.strip() for part in (head[end.end() :], *rest)]
-        criteria = dict.fromkeys(options) if kind == "choice" else options
-        readings.append((head[: end.start()].strip(), {"type": kind, "criteria": criteria}))
-    if len(readings) > 1:
-        name, question = readings[0]
-        explicit = json.dumps({name: {**question, "instructions": name}}, ensure_ascii=False)
-        raise InvalidRequest(
-            f"{text!r}: the question may end at any of {len(ends)} colons; say at which, as in "
-            f"--questions {shlex.quote(explicit)}",
-            field="questions",
-        )
-    if "" in options:
-        raise InvalidRequest(f"{text!r}: one of the options is empty", field="questions")
-    if doubled := next((option for option in options if options.count(option) > 1), None):
-        raise InvalidRequest(f"{text!r}: {doubled!r} stands twice among the options", field="questions")
-    return readings[0]
-
-
-def read_request(path: Path) -> dict[str, Any]:
-    """The JSON object in a request file, read as strictly as the API reads a body.
-
-    Raises:
-        InvalidRequest: the file cannot be read.
-        InvalidJSON: it holds no strict JSON object.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}", field="request") from None
-    return _object(content, str(path))
-
-
-def _object(content: bytes, source: str) -> dict[str, Any]:
-    try:
-        value = read_json(content, max_depth=MAX_DEPTH)
-    except InvalidJSON as error:
-        reason = error.message.replace("the body", "it", 1)
-        raise type(error)(f"{source} holds no JSON that can be sent: {reason}") from None
-    if not isinstance(value, dict):
-        raise InvalidJSON(f"{source} holds no JSON object")
-    return value
 
 
 def find_server(url: str, api_key: str | None) -> None:
@@ -171,7 +95,8 @@ def find_server(url: str, api_key: str | None) -> None:
             client.ping()
         except StorageUnavailable as error:
             raise StorageUnavailable(
-                f"{error.message}. Start a server with `d3serve up`, or name one with --url"
+                f"{error.message}. Start a server with `d3serve up --model checkpoints/demo-d3` (or a model of your "
+                "own), or name one with --url"
             ) from None
 
 

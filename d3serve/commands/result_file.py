@@ -3,25 +3,44 @@
 import fcntl
 import json
 import os
+import re
 import stat
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from d3serve.commands.request_file import identity_of
 from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.text.strict_json import read_json
 from d3serve.text.wording import shown
 
 ResultRow = Mapping[str, Any]
+STDOUT: Final = Path("-")
 BEGINNING: Final = (
     b'{"line": '  # of every row: a last line that a crash cut off begins so, a file of somebody else's not
 )
+NUMBER: Final = re.compile(rb'(?<=^\{"line": )(\d+|null)(?=, )')
 MAX_DEPTH: Final = 200  # far more than a row has
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a row stands, how long it is, and what of it a run must know; `code` is '' where it succeeded."""
+
+    offset: int
+    size: int
+    number: int | None
+    request: bytes
+    code: str
+
+
 class ResultFile:
-    """Results by line number, kept in a file: what a run finds, it keeps; what it adds is there at once.
+    """Results by the keys of their lines, kept in a file: what a run finds, it keeps; what it adds is there at once.
+
+    In memory stands where each row is, and not what it says.
 
     Raises:
         InvalidRequest: the file cannot be read or written, another process holds it, or it is no file of results.
@@ -30,12 +49,13 @@ class ResultFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._opened: list[int] = []
-        self._lines = 0
+        self._rows = 0  # in the file, those that others stand for too
+        self.entries: dict[bytes, Entry] = {}
         try:
             self._file = self._open(os.O_RDWR | os.O_APPEND | os.O_CREAT)
-            kind = os.fstat(self._file).st_mode
-            self._is_file = stat.S_ISREG(kind)
-            self.rows = self._read() if self._is_file else {}
+            self.is_file = path != STDOUT and stat.S_ISREG(os.fstat(self._file).st_mode)
+            if self.is_file:
+                self._read()
         except OSError as error:
             self.close()
             raise self._refusal("write", error) from None
@@ -62,43 +82,68 @@ class ResultFile:
             InvalidRequest: it cannot be written.
         """
         before = os.fstat(self._file).st_size
+        line = _line(row)
         try:
-            _write(self._file, _line(row))
+            _write(self._file, line)
         except OSError as error:
-            if self._is_file:
+            if self.is_file:
                 with suppress(OSError):
                     os.ftruncate(self._file, before)
             raise self._refusal("write", error) from None
-        self.rows[row["line"]] = row
+        self._index(row, before, len(line))
 
-    def keep(self, wanted: Callable[[ResultRow], bool]) -> None:
-        """Forget the rows that are not wanted; until the others stand in a new file, the old one stays.
+    def rewrite(self, wanted: Iterable[tuple[bytes, int | None]]) -> None:
+        """Keep the rows of these keys, in this order and with these line numbers, and forget all others.
+
+        Until they stand in a new file, the old one stays. A file that is so already is left as it is.
 
         Raises:
             InvalidRequest: the new file cannot be written.
         """
-        kept = {number: row for number, row in self.rows.items() if wanted(row)}
-        if len(kept) == self._lines:
+        kept = list(wanted)
+        if self._is_so(kept):
             return
         target = self._path.resolve()  # not the link that leads there
         fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
         try:
             descriptor = self._open(os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, fresh)
             os.fchmod(descriptor, stat.S_IMODE(os.fstat(self._file).st_mode))
-            _write(descriptor, b"".join(map(_line, kept.values())))
+            entries = dict(self._copied(kept, descriptor))
             os.fsync(descriptor)
             fresh.replace(target)
         except OSError as error:
             with suppress(OSError):
                 fresh.unlink()
             raise self._refusal("write", error) from None
-        self._file, self.rows, self._lines = (
-            descriptor,
-            kept,
-            len(kept),
-        )  # the old one stays locked to the end
+        self._file = descriptor  # the old one stays locked to the end
+        self.entries, self._rows = entries, len(entries)
+
+    def _is_so(self, kept: list[tuple[bytes, int | None]]) -> bool:
+        if not self.is_file:
+            return True
+        end = -1
+        for key, number in kept:
+            entry = self.entries[key]
+            if entry.number != number or entry.offset < end:
+                return False
+            end = entry.offset
+        return len(kept) == self._rows
+
+    def _copied(self, kept: list[tuple[bytes, int | None]], to: int) -> Iterator[tuple[bytes, Entry]]:
+        offset = 0
+        for key, number in kept:
+            old = self.entries[key]
+            told = b"null" if number is None else b"%d" % number
+            line = NUMBER.sub(told, os.pread(self._file, old.size, old.offset), count=1)
+            _write(to, line)
+            yield key, Entry(offset, len(line), number, old.request, old.code)
+            offset += len(line)
 
     def _open(self, flags: int, path: Path | None = None) -> int:
+        if self._path == STDOUT:
+            descriptor = os.dup(sys.stdout.fileno())
+            self._opened.append(descriptor)
+            return descriptor
         descriptor = os.open(path or self._path, flags | os.O_CLOEXEC, 0o666)
         self._opened.append(descriptor)
         try:
@@ -115,26 +160,36 @@ class ResultFile:
             )
         return descriptor
 
-    def _read(self) -> dict[int, ResultRow]:
+    def _read(self) -> None:
+        offset = 0
         with open(self._file, "rb", closefd=False) as file:
-            *lines, cut = file.read().split(b"\n")
-        rows: dict[int, ResultRow] = {}
-        for line in lines:
-            row = self._row(line)
-            if row["line"] not in rows or row["status"] == "succeeded":
-                rows[row["line"]] = row
-        if not (cut.startswith(BEGINNING) or BEGINNING.startswith(cut)):
-            self._row(cut)
-        self._lines = len(lines) + bool(cut)
-        return rows
+            for line in file:
+                if line.endswith(b"\n"):
+                    self._index(self._row(line[:-1]), offset, len(line))
+                elif not (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
+                    self._row(line)
+                else:
+                    self._rows += 1  # cut off by a crash
+                offset += len(line)
+
+    def _index(self, row: ResultRow, offset: int, size: int) -> None:
+        self._rows += 1
+        key, request = identity_of(row.get("custom_id"), row["request"])
+        succeeded = row["status"] == "succeeded"
+        code = "" if succeeded else sys.intern(str((row.get("error") or {}).get("code", row["status"])))
+        before = self.entries.get(key)
+        if succeeded or before is None or before.code:
+            self.entries[key] = Entry(offset, size, row["line"], request, code)
 
     def _row(self, line: bytes) -> ResultRow:
         try:
             row = read_json(line, max_depth=MAX_DEPTH)
-            if type(row["line"]) is int and isinstance(row["request"] + row["status"], str):
+            number, custom_id = row["line"], row.get("custom_id")
+            if (number is None or type(number) is int) and isinstance(row["status"] + (custom_id or ""), str):
+                bytes.fromhex(row["request"])
                 found: ResultRow = row
                 return found
-        except (D3ServeError, KeyError, TypeError):
+        except (D3ServeError, KeyError, TypeError, ValueError, AttributeError):
             pass
         raise InvalidRequest(
             f"{self._path} holds a line that is no result of ours: {shown(line.decode('utf-8', 'replace'))}",

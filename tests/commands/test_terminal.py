@@ -16,6 +16,7 @@ from rich.console import Console
 
 import d3serve
 from d3serve.commands import ask
+from d3serve.commands.questions import read_object
 from d3serve.commands.terminal import plain, screen
 from d3serve.errors import D3ServeError, InvalidRequest
 
@@ -178,7 +179,11 @@ CHOICES = {
     "どのチーム？：請求 | 配送": ("どのチーム？", ["請求", "配送"]),
     "Quelle équipe ? : achats|ventes": ("Quelle équipe ?", ["achats", "ventes"]),
     "Which address?:\n::1 | fe80::1": ("Which address?", ["::1", "fe80::1"]),
+    r"Which ratio\: a or b: 1\: 2 | 2\: 1": ("Which ratio: a or b", ["1: 2", "2: 1"]),
+    r"Severity: P1\: outage | P2: slow": ("Severity", ["P1: outage", "P2: slow"]),
+    r"Which sign?: \| | \\ | a\|b": ("Which sign?", ["|", "\\\\", "a|b"]),
 }
+
 REFUSED = {
     "Severity?: P1: outage | degraded | fine": "any of 2 colons",
     "Which team?: billing: charges, refunds | shipping": "any of 2 colons",
@@ -229,13 +234,21 @@ def test_the_explicit_way_that_a_refusal_names_asks_that_question() -> None:
     }
 
 
+def test_questions_may_stand_in_a_file_and_a_byte_order_mark_before_them(tmp_path: Path) -> None:
+    (tmp_path / "q.json").write_text('\ufeff{"spam": {"type": "noul"}}')
+    asked = ask.build_request("x", (), (), (), str(tmp_path / "q.json"))
+    assert asked["questions"] == {"spam": {"type": "noul"}}
+    with pytest.raises(InvalidRequest, match="cannot read"):
+        ask.build_request("x", (), (), (), str(tmp_path / "none.json"))
+
+
 @pytest.mark.parametrize(
-    "text", ['{"a": 1, "a": 2}', "[]", "{", "[" * 5000, '{"a": NaN}', '{"a": "\\ud800"}', "\ufeff{}"]
+    "text", ['{"a": 1, "a": 2}', "[]", "{", "[" * 5000, '{"a": NaN}', '{"a": "\\ud800"}']
 )
 def test_json_is_read_as_strictly_as_the_api_reads_it(text: str, tmp_path: Path) -> None:
     (tmp_path / "request.json").write_text(text)
     with pytest.raises(D3ServeError, match="holds no JSON"):
-        ask.read_request(tmp_path / "request.json")
+        read_object(tmp_path / "request.json", field="request")
     with pytest.raises(D3ServeError, match="holds no JSON"):
         ask.build_request("x", (), (), (), text)
 
