@@ -27,7 +27,7 @@ MAX_DEPTH: Final = 200  # far more than a row has
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RowPlace:
     """Where a row stands, how long it is, and what of it a run must know; `code` is '' where it succeeded."""
 
     offset: int
@@ -50,7 +50,7 @@ class ResultFile:
         self._path = path
         self._opened: list[int] = []
         self._rows = 0  # in the file, those that others stand for too
-        self.entries: dict[bytes, Entry] = {}
+        self.entries: dict[bytes, RowPlace] = {}
         try:
             self._file = self._open(os.O_RDWR | os.O_APPEND | os.O_CREAT)
             self.is_file = path != STDOUT and stat.S_ISREG(os.fstat(self._file).st_mode)
@@ -129,14 +129,14 @@ class ResultFile:
             end = entry.offset
         return len(kept) == self._rows
 
-    def _copied(self, kept: list[tuple[bytes, int | None]], to: int) -> Iterator[tuple[bytes, Entry]]:
+    def _copied(self, kept: list[tuple[bytes, int | None]], to: int) -> Iterator[tuple[bytes, RowPlace]]:
         offset = 0
         for key, number in kept:
             old = self.entries[key]
             told = b"null" if number is None else b"%d" % number
             line = NUMBER.sub(told, os.pread(self._file, old.size, old.offset), count=1)
             _write(to, line)
-            yield key, Entry(offset, len(line), number, old.request, old.code)
+            yield key, RowPlace(offset, len(line), number, old.request, old.code)
             offset += len(line)
 
     def _open(self, flags: int, path: Path | None = None) -> int:
@@ -179,7 +179,7 @@ class ResultFile:
         code = "" if succeeded else sys.intern(str((row.get("error") or {}).get("code", row["status"])))
         before = self.entries.get(key)
         if succeeded or before is None or before.code:
-            self.entries[key] = Entry(offset, size, row["line"], request, code)
+            self.entries[key] = RowPlace(offset, size, row["line"], request, code)
 
     def _row(self, line: bytes) -> ResultRow:
         try:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -13,9 +13,9 @@ from rich.console import Console
 from d3serve.commands.ask import find_server
 from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
 from d3serve.commands.questions import Choice, Questions, Score, YesNo, build_questions
-from d3serve.commands.request_file import RequestFile
+from d3serve.commands.request_file import Line, RequestFile
 from d3serve.commands.result_file import ResultFile
-from d3serve.commands.submit_run import Pace, Run
+from d3serve.commands.submit_run import Run, RunPace
 from d3serve.commands.terminal import messages
 from d3serve.errors import InvalidRequest, QueueFull, RateLimited, ServiceError
 from d3serve.text.wording import shown
@@ -107,15 +107,13 @@ def submit_file(
         if plan.waiting:
             find_server(url, api_key)
         results.rewrite(plan.kept(results))
+        pace = RunPace(plan.waiting, plan.size)
         run = Run(
-            url, api_key, results, at_once, patience_s, console, len(plan.order), Pace(plan.waiting, plan.size),
-            cancel_on_interrupt,
-        )  # fmt: skip
+            url, api_key, results, at_once, patience_s, console, len(plan.order), pace, cancel_on_interrupt
+        )
         try:
             if plan.waiting:
-                asyncio.run(
-                    run.ask(line for line in asked.lines() if line.identity.key not in results.entries)
-                )
+                asyncio.run(run.ask(plan.missing(asked, results)))
         except (ServiceError, RateLimited, QueueFull) as error:
             raise type(error)(f"{error.message}; run it again to go on", details=error.details) from error
         except KeyboardInterrupt:
@@ -127,7 +125,7 @@ def submit_file(
 
 
 @dataclass
-class Plan:
+class Survey:
     """The lines of a request file by key, in order, and how many of them, of what size, wait for an answer."""
 
     order: dict[bytes, int] = field(default_factory=dict)
@@ -146,18 +144,22 @@ class Plan:
         ]
         return there + [row for row in self.kept(results) if row[1] is None]
 
+    def missing(self, asked: RequestFile, results: ResultFile) -> Iterator[Line]:
+        """The lines that have no row."""
+        return (line for line in asked.lines() if line.identity.key not in results.entries)
+
     def answered(self, results: ResultFile) -> int:
         """How many lines have an outcome."""
         return sum(key in results.entries for key in self.order)
 
 
-def survey(asked: RequestFile, results: ResultFile, *, retry_failed: bool) -> Plan:
+def survey(asked: RequestFile, results: ResultFile, *, retry_failed: bool) -> Survey:
     """Read the file once: what waits, and which results are no answer to what their lines ask now; those are dropped.
 
     Raises:
         InvalidRequest: two lines have one `custom_id`.
     """
-    plan = Plan()
+    plan = Survey()
     for line in asked.lines():
         key, request = line.identity
         if key in plan.order:
@@ -177,7 +179,7 @@ def survey(asked: RequestFile, results: ResultFile, *, retry_failed: bool) -> Pl
     return plan
 
 
-def _stopped(run: Run, plan: Plan, results: ResultFile, out: Path) -> str:
+def _stopped(run: Run, plan: Survey, results: ResultFile, out: Path) -> str:
     left = len(run.left) - run.canceled
     said = f"stopped: {plan.answered(results)} of {len(plan.order)} lines have an outcome in {out}"
     if run.cancel:
@@ -189,7 +191,7 @@ def _stopped(run: Run, plan: Plan, results: ResultFile, out: Path) -> str:
     return f"{said}; the same command goes on from here"
 
 
-def _told(run: Run, plan: Plan, results: ResultFile, out: Path, console: Console) -> int:
+def _told(run: Run, plan: Survey, results: ResultFile, out: Path, console: Console) -> int:
     """How many lines did not succeed, after saying so by their codes."""
     codes = Counter(row.code for key, row in results.entries.items() if row.code and key in plan.order)
     failed = codes.total()

@@ -41,7 +41,7 @@ NOT_OF_THE_LINE: Final = frozenset(
 
 
 @dataclass
-class Pace:
+class RunPace:
     """How much of a run's work is done, and how fast: `size` in bytes of lines, which tokens are in proportion to."""
 
     lines: int
@@ -93,7 +93,7 @@ class Run:
     patience_s: float
     console: Console
     total: int
-    pace: Pace
+    pace: RunPace
     cancel: bool = False  # the jobs that an interrupt leaves
     left: set[str] = field(default_factory=set)
     canceled: int = 0
