@@ -38,11 +38,7 @@ def needs(modules: Collection[str]) -> StartupError:
     extras = {EXTRA_OF[module] for module in modules}
     for extra in set(extras):
         extras -= CONTAINS.get(extra, set())
-    names = ", ".join(modules)
-    are = "is" if len(modules) == 1 else "are"
-    return StartupError(
-        f"{names} {are} not installed, and this needs it: pip install 'd3serve[{','.join(sorted(extras))}]'"
-    )
+    return StartupError(f"this needs {', '.join(modules)}: pip install 'd3serve[{','.join(sorted(extras))}]'")
 
 
 def explained(error: ModuleNotFoundError) -> StartupError | None:

@@ -13,6 +13,7 @@ from d3serve.errors import BrokerUnavailable, InvalidCheckpoint, InvalidSettings
 from d3serve.settings import Settings
 from d3serve.up.broker import find_server
 from d3serve.up.devices import NoGPU, gpu_names
+from d3serve.webhooks.egress import EgressPolicy
 
 FAKE: Final = "fake:"  # the engine of tests, which reads no package
 HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -187,4 +188,15 @@ def existing(path: Path) -> Path:
     return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
-CHECKS: Final[tuple[Check, ...]] = (packages, model, device, folders, disk)
+def webhooks(settings: Settings) -> Found:
+    """Networks of this host that webhooks may reach."""
+    EgressPolicy(settings.webhook_allow)
+    return Found(
+        f"may also reach {', '.join(settings.webhook_allow)}"
+        if settings.webhook_allow
+        else "go to public addresses"
+    )
+
+
+OF_A_WORKER: Final[tuple[Check, ...]] = (packages, model, device)  # it writes to no folder
+CHECKS: Final = (*OF_A_WORKER, folders, disk, webhooks)

@@ -19,7 +19,7 @@ from d3serve.commands.options import (
     Revision,
     TrustRemoteCode,
 )
-from d3serve.commands.preflight import CHECKS, preflight
+from d3serve.commands.preflight import CHECKS, OF_A_WORKER, preflight
 from d3serve.commands.surroundings import leave_start_folder
 from d3serve.commands.terminal import messages, tell_error
 from d3serve.settings import Settings
@@ -99,7 +99,7 @@ def worker(
     if exit_with_parent:
         supervisor.exit_with_parent()  # who has looked already
     else:
-        preflight(settings, CHECKS)
+        preflight(settings, OF_A_WORKER)
     from d3serve.worker.main import worker_main
 
     raise typer.Exit(worker_main(settings, tell_why=_say_why))

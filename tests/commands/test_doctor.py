@@ -32,7 +32,18 @@ def test_all_is_well_and_the_versions_are_told(tmp_path):
     done = run("--model", "demo-d3", "--device", "cpu", "--port", "0", "--data-dir", str(tmp_path / "new"))
     assert done.exit_code == 0, done.output
     assert "fails" not in done.output
-    for name in ("settings", "packages", "model", "device", "folders", "disk", "broker", "keys", "address"):
+    for name in (
+        "settings",
+        "packages",
+        "model",
+        "device",
+        "folders",
+        "disk",
+        "webhooks",
+        "broker",
+        "keys",
+        "address",
+    ):
         assert row(done.output, name).split()[1] == "ok"
     for name in ("d3serve", "Python", "torch", "triton", "transformers", "NVIDIA"):
         assert row(done.output, name)

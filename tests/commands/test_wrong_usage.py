@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from rich.console import Console
 
 from d3serve.commands import ask
 from d3serve.errors import InvalidRequest, InvalidSettings, StartupError
 from d3serve.settings import Settings
 from d3serve.up import local, supervisor
+from d3serve.up.broker import running_broker
 from d3serve.up.local import running
 
 FILE = Path(__file__)
@@ -74,6 +76,11 @@ def d3serve(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
             "none is no folder on this machine",
         ),
         (["worker"], {}, "set D3SERVE_REDIS_URL"),
+        (
+            ["up", "--port", "0", "--model", "demo-d3"],
+            {"D3SERVE_WEBHOOK_ALLOW": '["localhost"]'},
+            "D3SERVE_WEBHOOK_ALLOW",
+        ),
         (["demo", "--model", "./none"], {}, "none is no folder on this machine"),
     ],
 )
@@ -82,6 +89,17 @@ def test_wrong_usage_is_told_in_one_line(arguments: list[str], env: dict[str, st
     assert done.returncode == 2, done.stderr
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1, "more was said, or something was started first"
+
+
+@pytest.mark.parametrize("command", ["api", "worker", "webhooks", "jobs list"])
+def test_no_process_works_on_a_server_that_may_evict(command: str, tmp_path: Path) -> None:
+    with running_broker(Settings(data_dir=tmp_path)) as broker:
+        with redis.Redis.from_url(broker.url) as client:
+            client.config_set("maxmemory-policy", "allkeys-lru")
+        flags = ["--model", "fake:"] if command == "worker" else []
+        done = d3serve(*command.split(), "--redis-url", broker.url, *flags, D3SERVE_PORT="0")
+    assert done.returncode == 2
+    assert "would evict waiting jobs" in done.stderr.splitlines()[-1]
 
 
 def test_a_password_in_a_url_is_never_shown() -> None:

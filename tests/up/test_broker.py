@@ -1,10 +1,12 @@
 """The embedded broker: private, durable, never evicting, and gone with its parent."""
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import redis
@@ -12,6 +14,7 @@ from processes import ends
 
 from d3serve.errors import BrokerUnavailable
 from d3serve.settings import Settings
+from d3serve.store import connect
 from d3serve.up import broker as broker_module
 from d3serve.up.broker import MAX_DEATHS, EmbeddedBroker, find_server, running_broker
 
@@ -195,6 +198,18 @@ def test_a_server_that_does_not_answer_is_refused(tmp_path):
     settings = Settings(redis_url=f"unix://{tmp_path}/nobody.sock")
     with pytest.raises(BrokerUnavailable, match="does not answer"), running_broker(settings):
         raise AssertionError("it was accepted")
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="Valkey is fit whatever its number")
+def test_an_old_server_of_this_host_is_refused_and_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(broker_module, "find_server", lambda: Path(shutil.which("redis-server")))
+    monkeypatch.setattr(connect, "LEAST_REDIS", 99)
+    started = []
+    start = EmbeddedBroker.start
+    monkeypatch.setattr(EmbeddedBroker, "start", lambda broker: started.append(start(broker)) or broker)
+    with pytest.raises(BrokerUnavailable, match="is too old"), running_broker(Settings(data_dir=tmp_path)):
+        raise AssertionError("it was accepted")
+    assert ends(started[0].pid)
 
 
 def test_the_embedded_one_lives_as_long_as_the_block(tmp_path):
