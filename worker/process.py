@@ -79,9 +79,8 @@ class TurnProcess:
     def _load_once(self) -> None:
         """Load the model, make what runs its turns, and say so; on any failure neither is kept."""
         began = time.monotonic()
-        self._take_queue(
-            served_name(self._settings), {"load": "loading"}
-        )  # before minutes of reading weights
+        # Before minutes of reading weights: another model may have the queue.
+        self._take_queue(served_name(self._settings), {"load": "loading"})
         engine = load_engine(self._settings)
         runner = TurnRunner(self._store, engine, self._settings, Waker(self._settings))
         self._store.serves, self._store.revision = engine.info.name, engine.info.revision or ""

@@ -63,9 +63,8 @@ def api(
     server_of(settings)
     leave_start_folder()
     if fd is None:
-        check_server(
-            settings, patience_s=0, may_be_away=True
-        )  # one that is away is waited for, as when it goes later
+        # One that is away is waited for, as when it goes later.
+        check_server(settings, patience_s=0, may_be_away=True)
     if fd is None and settings.api_processes > 1:
         run_apis(settings)
         return
