@@ -19,6 +19,11 @@ class Card(NamedTuple):
         return self.capability == (9, 0)
 
     @property
+    def feeds_from_shared(self) -> bool:
+        """Whether its tensor cores read their operands from shared memory: Hopper's and data-centre Blackwell's."""
+        return self.capability[0] in {9, 10}
+
+    @property
     def has_float8(self) -> bool:
         """Whether its tensor cores multiply E4M3: since Ada."""
         return self.capability >= (8, 9)

@@ -15,12 +15,12 @@ So one launch prepares X's products for every chunk of the pass, and one launch 
 The walk writes the output itself: the states between chunks never leave the registers.
 """
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 
+from d3serve.kernels import cards
+from d3serve.kernels.cards import Card
 from d3serve.kernels.recurrence_plan import CHUNK, CHUNK_COLUMNS, PIECE_COLUMNS, RecurrencePlan
 
 CHUNK_REGISTERS = 168  # lets a multiprocessor hold three programs of _chunk_kernel, which spill nothing yet
@@ -216,19 +216,21 @@ def gated_delta_rule(
                 _walk_kernel[(pieces, HV * (V // block_v))](
                     q, k, w, u, p, decay, recurrent_states, carry, out, plan.pieces, first, scale,
                     **shape, COLUMNS=PIECE_COLUMNS, BLOCK_V=block_v,
-                    num_stages=_walk_stages(K, block_v, q.element_size(), q.device),
+                    **walk_options(K, block_v, q.element_size(), cards.card(q.device)),
                 )  # fmt: skip
     return out
 
 
-@cache
-def _walk_stages(K: int, block_v: int, item_bytes: int, device: torch.device) -> int:
-    """Chunks in flight that fit the device's shared memory: three on a Hopper, fewer on a smaller GPU."""
-    if device.type != "cuda":
-        return 1
-    stage_bytes = CHUNK * ((3 * K + block_v + CHUNK) * item_bytes + 4)
-    shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return max(1, min(3, (shared_bytes - K * block_v * item_bytes) // stage_bytes))
+def walk_options(K: int, block_v: int, item_bytes: int, card: Card) -> dict[str, int]:
+    """Warps of a walking program, and chunks in flight that fit the card's shared memory: three on a Hopper."""
+    if card.feeds_from_shared:
+        stage_bytes = CHUNK * ((3 * K + block_v + CHUNK) * item_bytes + 4)
+        stages = (card.shared_bytes - K * block_v * item_bytes) // stage_bytes
+        return {"num_warps": 4, "num_stages": max(1, min(3, stages))}
+    # The chunk at work is in registers, and four warps would spill the state. A third stage fits an A100 and spills.
+    ahead_bytes = CHUNK * (3 * K * item_bytes + 4) + 4
+    spare_bytes = card.shared_bytes - (K + CHUNK) * block_v * item_bytes
+    return {"num_warps": 8, "num_stages": 2 if ahead_bytes <= spare_bytes else 1}
 
 
 def _check(

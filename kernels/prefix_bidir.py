@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from d3serve.kernels import cards
 from d3serve.kernels.attention_cut import STEP_PAIRS, Cut, DenseBlock, cut_segments
 from d3serve.kernels.attention_plan import ITEM_FIELDS, MERGE_FIELDS, AttentionPlan, Sizes, plan_tiles
 from d3serve.kernels.attention_tiles import (
@@ -24,7 +25,6 @@ from d3serve.kernels.attention_tiles import (
     DENSE_TILE_ROWS,
     TileShape,
     choose_tile,
-    shared_limit,
 )
 from d3serve.kernels.segments import AttentionShape, Segment
 
@@ -212,7 +212,7 @@ def plan_attention(cut: Cut, shape: AttentionShape, *, sizes: Sizes | None = Non
     Raises:
         ValueError: the pass does not fit `sizes`.
     """
-    processors = _processors(shape.device)
+    processors = cards.card(shape.device).processors
     wave = processors // gcd(
         processors, shape.kv_heads
     )  # items whose programs fill the device once or a few times
@@ -227,25 +227,20 @@ def _tile(shape: AttentionShape) -> TileShape:
         group=heads // kv_heads,
         head_dim=head_dim,
         itemsize=shape.dtype.itemsize,
-        shared_bytes=shared_limit(shape.device),
+        card=cards.card(shape.device),
     )
 
 
 def _dense_blocks(segments: Sequence[Segment], shape: AttentionShape) -> tuple[DenseBlock, ...]:
-    if shape.device.type != "cuda" or shape.dtype.itemsize != 2:
+    here = cards.card(shape.device)
+    if shape.device.type != "cuda" or shape.dtype.itemsize != 2 or shape.head_dim > here.widest_cudnn_head:
         return ()
-    if torch.cuda.get_device_capability(shape.device) < (9, 0):
-        return ()
-    wave = DENSE_TILE_ROWS * _processors(shape.device) // shape.heads  # rows that fill the device once
+    wave = DENSE_TILE_ROWS * here.processors // shape.heads  # rows that fill the device once
     return tuple(
         DenseBlock(s.start, s.length, s.own_start, max(1, STEP_PAIRS // s.length // wave) * wave)
         for s in segments
         if s.length in DENSE_ROWS and s.prefix_length == 0
     )
-
-
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def prefix_bidir_attention(

@@ -10,6 +10,7 @@ from d3serve.kernels import prefix_bidir
 from d3serve.kernels.attention_cut import MAX_PIECES, SPLIT_ROWS, DenseBlock, cut_segments
 from d3serve.kernels.attention_plan import Sizes, plan_tiles
 from d3serve.kernels.attention_tiles import LARGE, TileShape, choose_tile
+from d3serve.kernels.cards import Card
 from d3serve.kernels.segments import AttentionShape, Segment
 
 CPU = torch.device("cpu")
@@ -281,15 +282,17 @@ def test_too_small_sizes_and_too_large_groups_are_refused():
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("kilobytes", [64, 100, 164, 227])
-def test_the_tile_fits_the_device(itemsize, kilobytes):
-    tile = choose_tile(group=6, head_dim=256, itemsize=itemsize, shared_bytes=kilobytes * 1024)
-    assert tile.shared_bytes(256, itemsize) <= kilobytes * 1024
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
+@pytest.mark.parametrize("kilobytes", [100, 164, 227])
+def test_the_tile_fits_the_device(itemsize, capability, kilobytes):
+    card = Card(capability, kilobytes * 1024, 100)
+    tile = choose_tile(group=6, head_dim=256, itemsize=itemsize, card=card)
+    assert tile.shared_bytes(256, itemsize, card) <= card.shared_bytes
 
 
 def test_a_device_too_small_is_named():
     with pytest.raises(ValueError, match="16384 bytes of shared memory"):
-        choose_tile(group=6, head_dim=256, itemsize=2, shared_bytes=16 * 1024)
+        choose_tile(group=6, head_dim=256, itemsize=2, card=Card((9, 0), 16 * 1024, 100))
 
 
 def test_one_padded_launch_serves_short_and_long_states():

@@ -1,0 +1,46 @@
+"""Which card it is, is asked in one place: an `if` on a card elsewhere is a choice that no test without it can see."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("api", "worker", "model", "kernels", "d3serve")
+QUESTIONS = {
+    "get_device_capability", "get_device_properties", "get_device_name", "get_arch_list", "hip", "capability",
+    "is_hopper", "has_float8", "feeds_from_shared", "widest_cudnn_head",
+}  # fmt: skip
+MAY_ASK = {"kernels/cards.py", "kernels/attention_tiles.py", "model/placement.py"}
+# launchers: the tile table of the delta rule, and whether a library takes a long state
+MAY_CHOOSE = {
+    "kernels/gated_delta.py": {"feeds_from_shared"},
+    "kernels/prefix_bidir.py": {"widest_cudnn_head"},
+}
+
+
+def questions(path: Path) -> set[str]:
+    """The names of what a file asks about a card."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute)} & QUESTIONS
+
+
+def test_only_placement_and_the_tile_tables_ask_which_card_it_is():
+    files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    asked = {str(path.relative_to(ROOT)): questions(path) for path in files}
+    assert asked["kernels/cards.py"], "nothing found: the walk is broken"
+    unlawful = {
+        name: found - MAY_CHOOSE.get(name, set())
+        for name, found in asked.items()
+        if name not in MAY_ASK and not (ROOT / name).parents[0].is_symlink()
+    }
+    assert {name: found for name, found in unlawful.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    "line", ["torch.cuda.get_device_name()", "torch.version.hip", "card.capability >= (9, 0)"]
+)
+def test_a_question_is_seen(line, tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text(line)
+    assert questions(path)
