@@ -30,6 +30,14 @@ class Rows:
     fan: int  # Q
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What a vision tower gives in place of some tokens of the states."""
+
+    pads: Tensor  # [B, S] bool, as many in each state
+    features: Tensor  # [B, pads of a state, hidden]
+
+
 class RMSNorm(nn.Module):
     """rms(x)·(1 + weight), in FP32."""
 
@@ -227,10 +235,12 @@ class Backbone(nn.Module):
         exponents = torch.arange(0, g.rotary_dim, 2, dtype=torch.float32) / g.rotary_dim
         self.register_buffer("frequencies", g.rope_theta**-exponents, persistent=False)
 
-    def forward(self, batch: Batch, *, causal: bool = False) -> Tensor:
+    def forward(self, batch: Batch, *, causal: bool = False, shown: Shown | None = None) -> Tensor:
         """The last row of every question's prompt [B, Q, hidden]."""
         rows = self._rows(batch, causal=causal)
         states = self.embed_tokens(batch.states)
+        if shown is not None:
+            states = states.masked_scatter(shown.pads[..., None], shown.features)
         questions = self.embed_tokens(batch.questions.flatten(0, 1))
         for layer in self.layers:
             states, questions = layer(states, questions, rows)
@@ -275,9 +285,9 @@ class Model(nn.Module):
         self.backbone = Backbone(g)
         self.readout = nn.Parameter(torch.randn(CODES, g.hidden) * g.hidden**-0.5)
 
-    def forward(self, batch: Batch, *, causal: bool = False) -> Tensor:
+    def forward(self, batch: Batch, *, causal: bool = False, shown: Shown | None = None) -> Tensor:
         """Logits of the first OPTIONS codes [B, Q, OPTIONS] in FP32; -inf past a question's last option."""
-        last = self.backbone(batch, causal=causal)
+        last = self.backbone(batch, causal=causal, shown=shown)
         with torch.autocast(last.device.type, enabled=False):
             logits = last @ self.readout[:OPTIONS].T
         beyond = torch.arange(OPTIONS, device=logits.device) >= batch.counts[..., None]
