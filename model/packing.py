@@ -83,7 +83,7 @@ class Tally:
         return False
 
 
-class Choice(NamedTuple):
+class Picked(NamedTuple):
     """The questions of a pass, and as shares of its jobs' work what was done before it and what is done in it."""
 
     asked: list[Asked]
@@ -122,7 +122,7 @@ class Packer:
             self._left[each.job] += 1
             self._work[each.job] += each.work
 
-    def choose(self) -> Choice | None:
+    def choose(self) -> Picked | None:
         """The questions of the next pass; None once there are none left. What does not run must be given back."""
         while self._lots and not self._lots[0]:
             self._lots.popleft()
@@ -142,7 +142,7 @@ class Packer:
         jobs = jobs_of(asked)
         total = max(1, sum(self._work[job] for job in jobs))
         done, part = sum(self._done[job] for job in jobs), sum(each.work for each in asked)
-        return Choice(asked, done / total, part / total)
+        return Picked(asked, done / total, part / total)
 
     def give_back(self, asked: Sequence[Asked]) -> None:
         """Ask these first in the next pass."""

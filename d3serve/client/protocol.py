@@ -11,19 +11,25 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 import httpx
 
 from d3serve.client.events import EventReader
+from d3serve.client.jobs import Job, JobPage
+from d3serve.client.questions import Answered
 from d3serve.client.server import Server
 from d3serve.errors import (
     D3ServeError,
+    Forbidden,
     InternalError,
     InvalidRequest,
+    JobExpired,
     JobNotFinished,
+    RequestError,
     StorageUnavailable,
+    Unauthorized,
     error_class,
 )
 from d3serve.text.wording import shown
@@ -37,6 +43,8 @@ PATIENCE_S: Final = (
 # requests per minute opens again in sixty
 BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 MAX_RETRY_AFTER_S: Final = 60.0
+AT_ONCE: Final = 64  # jobs of a map at the server: some turns, so that none waits for the client
+RETRIES: Final = 2  # of a job whose worker failed it: a third worker that fails it too is no chance
 RETRIED: Final = frozenset({429, 502, 503, 504})
 FOREIGN: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, httpx.CookieConflict, UnicodeError)
 
@@ -73,39 +81,13 @@ Steps = Generator[Send, httpx.Response, T]  # an operation; it is told of answer
 Patient = Generator[Send | Sleep, Outcome, T]  # the same with its retries
 
 
-@dataclass(frozen=True)
-class Job:
-    """A job as the server told it; `raw` holds all of it. Trust `done`, not a list of final statuses."""
-
-    id: str
-    status: str
-    done: bool
-    attempt: int
-    error: Mapping[str, Any] | None
-    raw: Mapping[str, Any]
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """Read the job resource."""
-        return cls(body["id"], body["status"], body["done"], body["attempt"], body.get("error"), body)
-
-    @property
-    def result(self) -> Mapping[str, Any] | None:
-        """The System One response, if the job succeeded and it was asked for."""
-        return self.raw.get("result")
-
-
-@dataclass(frozen=True)
-class JobPage:
-    """A page of jobs, newest first; `cursor` asks for the next one, None is the end."""
-
-    jobs: tuple[Job, ...]
-    cursor: str | None
+def step(path: str, name: str) -> str:
+    """One step below a path, whatever the name holds."""
+    return f"{path}/{quote(name, safe='', errors='replace')}"
 
 
 def _path(job_id: str) -> str:
-    """Where a job is; whatever its id holds, it stays one step of a path."""
-    return f"/v1/jobs/{quote(job_id, safe='', errors='replace')}"
+    return step("/v1/jobs", job_id)
 
 
 def ping() -> Steps[None]:
@@ -156,14 +138,37 @@ def wait(job_id: str, timeout_s: float | None) -> Steps[Job]:
             )
 
 
-def result(job_id: str) -> Steps[Mapping[str, Any]]:
+def of_this_state(error: RequestError) -> RequestError:
+    """The error, if it is about one submission; what any other would be told as well is raised."""
+    if error.retryable or isinstance(error, Unauthorized | Forbidden):
+        raise error
+    return error
+
+
+def settle(job: Job, retries: int) -> Steps[Answered | D3ServeError]:
+    """The answers of a job, or why it has none. One that failed through no fault of its request is run again."""
+    while True:
+        job = yield from wait(job.id, None)
+        failure = job.failure
+        if failure is None:
+            return job.result or (yield from result(job.id))
+        if job.status != "failed" or isinstance(failure, RequestError) or retries <= 0:
+            return failure
+        retries -= 1
+        try:
+            yield from act("POST", job.id, "/retry")
+        except JobExpired:  # its input is gone
+            return failure
+
+
+def result(job_id: str) -> Steps[Answered]:
     """The System One response.
 
     Raises:
         JobNotFinished: there is none yet; or the error by which the job failed.
     """
     response = yield Send("GET", f"{_path(job_id)}/result")
-    return _read(response, lambda body: {"answers": body["answers"], **body})
+    return _read(response, Answered.from_json)
 
 
 def act(method: str, job_id: str, action: str = "") -> Steps[Job | None]:
@@ -180,6 +185,36 @@ def list_jobs(filters: Mapping[str, Any], metadata: Mapping[str, str]) -> Steps[
     return _read(
         response, lambda body: JobPage(tuple(Job.from_json(job) for job in body["data"]), body["cursor"])
     )
+
+
+def models() -> Steps[tuple[Mapping[str, Any], ...]]:
+    """What is served."""
+    response = yield Send("GET", "/v1/models")
+    return _read(response, lambda body: tuple(body["models"]))
+
+
+def queue() -> Steps[Mapping[str, Any]]:
+    """How much waits."""
+    return (yield from read("/v1/queue"))
+
+
+def read(path: str, params: Mapping[str, Any] | None = None) -> Steps[Mapping[str, Any]]:
+    """Any resource, as the HTTP API has it."""
+    response = yield Send("GET", path, params or {})
+    return _read(response, _resource)
+
+
+def change(method: str, path: str, body: Mapping[str, Any] | None = None) -> Steps[Mapping[str, Any]]:
+    """Make, change or remove a resource; what came of it, if the answer says that."""
+    content = json.dumps(body, allow_nan=False).encode() if body is not None else None
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    response = yield Send(method, path, content=content, headers=headers)
+    return _read(response, _resource) if response.content else {}
+
+
+def _resource(body: Any) -> Mapping[str, Any]:
+    told: Mapping[str, Any] = {"object": body["object"], **body}
+    return told
 
 
 def events(job_id: str, reader: EventReader) -> Send:

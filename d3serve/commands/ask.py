@@ -13,7 +13,8 @@ from rich.table import Table
 
 from d3serve.client import Client
 from d3serve.client.media import media_fields, with_files
-from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
+from d3serve.client.sending import DEFAULT_URL
+from d3serve.commands.options import Key, KeyFile, Url, read_key
 from d3serve.commands.questions import Choice, Questions, Score, YesNo, build_questions, read_object
 from d3serve.commands.terminal import bar, messages, plain, printing
 from d3serve.errors import InvalidRequest, StorageUnavailable

@@ -5,9 +5,7 @@ from typing import Annotated
 
 import typer
 
-from d3serve.errors import InvalidRequest
-
-DEFAULT_URL = "http://127.0.0.1:8000"
+from d3serve.client.sending import read_key_file
 
 Model = Annotated[
     str | None, typer.Option(help="Local folder or Hub id of the checkpoint; demo-d3 is bundled.")
@@ -48,9 +46,4 @@ Url = Annotated[str, typer.Option(envvar="D3SERVE_URL", help="URL of a running s
 
 def read_key(key: str | None, file: Path | None) -> str | None:
     """The API key: given, or the text of a file. Given wins, for it stands closer."""
-    if key or file is None:
-        return key
-    try:
-        return file.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"cannot read the API key in {file}: {error}", field="api_key_file") from None
+    return key or read_key_file(file)

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from d3serve.client.sending import DEFAULT_URL
 from d3serve.commands.ask import find_server
-from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
+from d3serve.commands.options import Key, KeyFile, Url, read_key
 from d3serve.commands.questions import Choice, Questions, Score, YesNo, build_questions
 from d3serve.commands.request_file import Line, RequestFile
 from d3serve.commands.result_file import ResultFile
