@@ -12,9 +12,9 @@ from d3serve.client.async_client import AsyncClient
 from d3serve.client.clients import Client
 from d3serve.client.events import Event
 from d3serve.client.jobs import Job, JobPage
-from d3serve.client.questions import Answered, Choice, Score, YesNo
+from d3serve.client.questions import Answers, Choice, Score, YesNo
 from d3serve.webhooks.signing import verify as verify_webhook
 
 __all__ = [
-    "Answered", "AsyncClient", "Choice", "Client", "Event", "Job", "JobPage", "Score", "YesNo", "verify_webhook",
+    "Answers", "AsyncClient", "Choice", "Client", "Event", "Job", "JobPage", "Score", "YesNo", "verify_webhook",
 ]  # fmt: skip

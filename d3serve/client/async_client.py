@@ -13,7 +13,7 @@ from d3serve.client.events import Event, EventReader
 from d3serve.client.jobs import Job, JobPage
 from d3serve.client.media import Source, media_fields
 from d3serve.client.protocol import AT_ONCE, RETRIES, Outcome, Send, Sleep, Steps, T, Trouble
-from d3serve.client.questions import Answered, Questions
+from d3serve.client.questions import Answers, Questions
 from d3serve.client.sending import DEFAULT_MODEL, key_headers, named_server, request_body
 from d3serve.client.server import Server
 from d3serve.client.webhooks import AsyncWebhooks
@@ -80,17 +80,17 @@ class AsyncClient:
         """Post a request body as it is."""
         return await self._run(protocol.submit({"model": DEFAULT_MODEL, **body}, idempotency_key))
 
-    async def ask(self, state: Any, questions: Questions, **options: Any) -> Answered:
+    async def ask(self, state: Any, questions: Questions, **options: Any) -> Answers:
         """Submit, wait, and return the System One response."""
         return await self.result((await self.wait((await self.submit(state, questions, **options)).id)).id)
 
     @overload
     def map(
         self, states: Iterable[Any], questions: Questions, *, return_exceptions: Literal[True], **options: Any
-    ) -> AsyncIterator[Answered | D3ServeError]: ...
+    ) -> AsyncIterator[Answers | D3ServeError]: ...
 
     @overload
-    def map(self, states: Iterable[Any], questions: Questions, **options: Any) -> AsyncIterator[Answered]: ...
+    def map(self, states: Iterable[Any], questions: Questions, **options: Any) -> AsyncIterator[Answers]: ...
 
     async def map(
         self,
@@ -102,7 +102,7 @@ class AsyncClient:
         return_exceptions: bool = False,
         progress: Callable[[int], Any] | None = None,
         **options: Any,
-    ) -> AsyncIterator[Answered | D3ServeError]:
+    ) -> AsyncIterator[Answers | D3ServeError]:
         """Ask the same questions of many states; yield their answers in the order of the states."""
         rest, done = iter(states), 0
         waiting: deque[Job | D3ServeError] = deque()
@@ -131,7 +131,7 @@ class AsyncClient:
         """Return the job once it is done."""
         return await self._run(protocol.wait(job_id, timeout_s))
 
-    async def result(self, job_id: str) -> Answered:
+    async def result(self, job_id: str) -> Answers:
         """Return the System One response."""
         return await self._run(protocol.result(job_id))
 

@@ -13,7 +13,7 @@ from d3serve.client.events import Event, EventReader
 from d3serve.client.jobs import Job, JobPage
 from d3serve.client.media import Source, media_fields
 from d3serve.client.protocol import AT_ONCE, RETRIES, Outcome, Send, Sleep, Steps, T, Trouble
-from d3serve.client.questions import Answered, Questions
+from d3serve.client.questions import Answers, Questions
 from d3serve.client.sending import DEFAULT_MODEL, key_headers, named_server, request_body
 from d3serve.client.server import Server
 from d3serve.client.webhooks import Webhooks
@@ -104,17 +104,17 @@ class Client:
         """Post a request body as it is: what is wrong with it is for the server to say."""
         return self._run(protocol.submit({"model": DEFAULT_MODEL, **body}, idempotency_key))
 
-    def ask(self, state: Any, questions: Questions, **options: Any) -> Answered:
+    def ask(self, state: Any, questions: Questions, **options: Any) -> Answers:
         """Submit, wait, and return the System One response; options as for `submit`."""
         return self.result(self.wait(self.submit(state, questions, **options).id).id)
 
     @overload
     def map(
         self, states: Iterable[Any], questions: Questions, *, return_exceptions: Literal[True], **options: Any
-    ) -> Iterator[Answered | D3ServeError]: ...
+    ) -> Iterator[Answers | D3ServeError]: ...
 
     @overload
-    def map(self, states: Iterable[Any], questions: Questions, **options: Any) -> Iterator[Answered]: ...
+    def map(self, states: Iterable[Any], questions: Questions, **options: Any) -> Iterator[Answers]: ...
 
     def map(
         self,
@@ -126,7 +126,7 @@ class Client:
         return_exceptions: bool = False,
         progress: Callable[[int], Any] | None = None,
         **options: Any,
-    ) -> Iterator[Answered | D3ServeError]:
+    ) -> Iterator[Answers | D3ServeError]:
         """Ask the same questions of many states; yield their answers in the order of the states, as they come.
 
         No more states are taken than `at_once` jobs are at the server. Those that are left when the caller stops early
@@ -172,7 +172,7 @@ class Client:
         """
         return self._run(protocol.wait(job_id, timeout_s))
 
-    def result(self, job_id: str) -> Answered:
+    def result(self, job_id: str) -> Answers:
         """Return the System One response of a job that succeeded; raise the error of one that failed."""
         return self._run(protocol.result(job_id))
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from d3serve.client.questions import Answered
+from d3serve.client.questions import Answers
 from d3serve.errors import D3ServeError, JobNotFinished, error_class
 
 
@@ -21,12 +21,12 @@ class Job:
     attempt: int
     error: Mapping[str, Any] | None
     raw: Mapping[str, Any]
-    result: Answered | None = None
+    result: Answers | None = None
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """Read the job resource."""
-        result = Answered.from_json(body["result"]) if "result" in body else None
+        result = Answers.from_json(body["result"]) if "result" in body else None
         return cls(body["id"], body["status"], body["done"], body["attempt"], body.get("error"), body, result)
 
     @property

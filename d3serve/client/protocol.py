@@ -18,7 +18,7 @@ import httpx
 
 from d3serve.client.events import EventReader
 from d3serve.client.jobs import Job, JobPage
-from d3serve.client.questions import Answered
+from d3serve.client.questions import Answers
 from d3serve.client.server import Server
 from d3serve.errors import (
     D3ServeError,
@@ -145,7 +145,7 @@ def of_this_state(error: RequestError) -> RequestError:
     return error
 
 
-def settle(job: Job, retries: int) -> Steps[Answered | D3ServeError]:
+def settle(job: Job, retries: int) -> Steps[Answers | D3ServeError]:
     """The answers of a job, or why it has none. One that failed through no fault of its request is run again."""
     while True:
         job = yield from wait(job.id, None)
@@ -161,14 +161,14 @@ def settle(job: Job, retries: int) -> Steps[Answered | D3ServeError]:
             return failure
 
 
-def result(job_id: str) -> Steps[Answered]:
+def result(job_id: str) -> Steps[Answers]:
     """The System One response.
 
     Raises:
         JobNotFinished: there is none yet; or the error by which the job failed.
     """
     response = yield Send("GET", f"{_path(job_id)}/result")
-    return _read(response, Answered.from_json)
+    return _read(response, Answers.from_json)
 
 
 def act(method: str, job_id: str, action: str = "") -> Steps[Job | None]:

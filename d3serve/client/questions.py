@@ -159,7 +159,7 @@ _KINDS: Mapping[str, type[AnyAnswer]] = {
 }
 
 
-class Answered(dict[str, Any]):
+class Answers(dict[str, Any]):
     """The answers of a job: the System One response, a dict whose parts have names and types too."""
 
     @classmethod

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from d3serve import errors
-from d3serve.client import Answered, AsyncClient, Choice, Client, Score, YesNo
+from d3serve.client import Answers, AsyncClient, Choice, Client, Score, YesNo
 from d3serve.client import protocol as wire
 from d3serve.client.questions import questions_json
 from d3serve.schemas.questions import KINDS
@@ -42,7 +42,7 @@ async def test_answers_have_names_and_stay_dicts(service, take_turns):
         async with AsyncClient(service) as other:
             assert (await other.ask("hello", ASKED)).answers == told.answers
             assert (await other.get((await other.list()).jobs[0].id)).result.answers == told.answers
-    assert isinstance(told, Answered)
+    assert isinstance(told, Answers)
     spam, team, urgency = (told.answers[name] for name in ("spam", "team", "urgency"))
     assert (spam.probability, spam.yes, spam.probabilities) == (0.75, True, {"yes": 0.75, "no": 0.25})
     assert (team.choice, team.probability, team.confidence) == ("shipping", 0.75, 0.5)
@@ -56,7 +56,7 @@ async def test_answers_have_names_and_stay_dicts(service, take_turns):
 
 
 def test_an_answer_that_is_missing_says_why_and_one_of_a_new_kind_is_what_it_is():
-    told = Answered.from_json({
+    told = Answers.from_json({
         "model": "m", "usage": {},
         "answers": {"a": {"type": "error", "error": {"code": "x", "message": "y"}}, "b": {"type": "rank", "rank": [2]}},
     })  # fmt: skip
@@ -91,7 +91,7 @@ async def test_the_same_awaited_with_what_fails_in_its_place(service, take_turns
             found = [one async for one in client.map(sent, ASKED, return_exceptions=True)]
             with pytest.raises(errors.InvalidRequest):
                 [one async for one in client.map(sent, ASKED)]
-    assert [type(one) for one in found] == [Answered, errors.InvalidRequest, Answered]
+    assert [type(one) for one in found] == [Answers, errors.InvalidRequest, Answers]
 
 
 def test_a_job_that_its_worker_failed_is_run_again_so_often_and_no_more():
