@@ -163,6 +163,7 @@ class TurnProcess:
                 pass
             called = self._store.wait_no_longer()
             if self._runner is not None:
+                self._runner.leave()
                 self._runner.wake(called)
         except DeviceError as error:
             log.error("device.lost", exc_info=error)

@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,9 +13,7 @@ from d3serve.errors import (
     D3ServeError,
     DeviceError,
     InternalError,
-    MaxTokensExceeded,
     OutOfDeviceMemory,
-    StateLost,
     StorageUnavailable,
 )
 from d3serve.schemas import DecisionResponse, JobError, Lane, Usage
@@ -25,26 +23,18 @@ from d3serve.store.encode import decode_questions
 from d3serve.store.records import Stage
 from d3serve.store.turns import ClaimedJob, FreeMode, Success, Turn, TurnStore
 from d3serve.wake.celery_app import TURN_LIMIT_S, WakeSender
-from d3serve.worker.engines import Decided, Engine, Prepared
+from d3serve.worker.ahead import Ahead
+from d3serve.worker.engines import Decided, Engine
 from d3serve.worker.lease import LeaseKeeper
-from d3serve.worker.shown import Opened, OpenState, StateOpener, as_they_are_ready
+from d3serve.worker.preparing import OpenTurn, Preparer, Work, is_long
+from d3serve.worker.shown import Opened, OpenState, as_they_are_ready
 from d3serve.worker.stopping import Grace
 from d3serve.worker.watch import PassWatch
 from d3serve.worker.yields import LOOK_EVERY_S, OutOfTime, PassEnded, Yields
 
-LONG_TEXT = 50_000  # characters: from here on to tokenize takes 20 ms and more
-PREPARE_THREADS = 8
 MAX_ROUNDS = 8  # late joiners may extend a turn so often; then other states have their chance
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Work:
-    """One claimed job on its way through a turn."""
-
-    job: ClaimedJob
-    prepared: Prepared
 
 
 Found = tuple[Work, Decided | Exception, float]  # about a job, in passes of so many seconds
@@ -72,13 +62,10 @@ class TurnRunner:
         self._store = store
         self._engine = engine
         self._settings = settings
-        self.opener = StateOpener(engine.info.modalities)
+        self.preparer = Preparer(engine, settings)
         self._send_wake = send_wake
         self.grace = Grace(settings.stop_grace_s)
-        # The tokenizer lets other threads run; from here on more of them would wait for each other.
-        self._threads = ThreadPoolExecutor(
-            min(PREPARE_THREADS, max(2, os.cpu_count() or 1)), "d3serve-prepare"
-        )
+        self._ahead = Ahead(self._claim_ahead)
         self._waiting = False  # whether a turn waits while another one passes
         self._suspended = False  # whether a pass of the engine is between two of its steps
         self._yields_until = 0.0
@@ -93,22 +80,33 @@ class TurnRunner:
         """
         report, began = TurnReport(), time.monotonic()
         if self.grace.stopping:
+            self.leave()
             return report
         self._yields_until = began + TURN_LIMIT_S / 2
-        turn = self._store.claim(os.getpid())
+        claimed = self._ahead.take()
+        turn = claimed.turn if claimed else self._store.claim(os.getpid())
         report.known = turn.known
-        self._run(turn, report, MAX_ROUNDS)
+        try:
+            self._run(turn, report, MAX_ROUNDS, claimed)
+        except Exception:
+            self.leave()
+            raise
         report.seconds = time.monotonic() - began
         return report
 
-    def _run(self, turn: Turn, report: TurnReport, max_rounds: int) -> None:
+    def leave(self) -> None:
+        """Give back what was claimed ahead: no turn follows for now."""
+        if claimed := self._ahead.take():
+            self._free(claimed.turn, "back", set())
+
+    def _run(self, turn: Turn, report: TurnReport, max_rounds: int, claimed: OpenTurn | None = None) -> None:
         self.wake(turn.wakes)
         if not turn.jobs:
             return
         warm: set[str] = set()
         try:
             with LeaseKeeper(self._store, turn.lease) as keeper:
-                self._rounds(turn, keeper, report, warm, max_rounds)
+                self._rounds(claimed or self._open(turn, turn.jobs), keeper, report, warm, max_rounds)
         except Exception as error:
             # The next attempt runs each suspect alone; none is where Redis was away or time ran out, nor, as the store
             # knows, who only waited for another's turn.
@@ -120,22 +118,26 @@ class TurnRunner:
         self._free(turn, "alone" if self._suspended else "back", warm)
 
     def _rounds(
-        self, turn: Turn, keeper: LeaseKeeper, report: TurnReport, warm: set[str], max_rounds: int
+        self, claimed: OpenTurn, keeper: LeaseKeeper, report: TurnReport, warm: set[str], max_rounds: int
     ) -> None:
-        jobs = turn.jobs
+        turn = claimed.turn
         for rounds_left in reversed(range(max_rounds)):
-            for ready in as_they_are_ready(self._open_all(turn, jobs)):
-                works = self._prepare_all(turn, ready, report)
-                self._decide_all(turn, works, keeper, report)
+            left = len(claimed.opened)
+            for ready in as_they_are_ready(claimed.opened):
+                left -= len(ready)
+                works = self._prepare_all(turn, ready, report, claimed.under_way)
+                self._decide_all(turn, works, keeper, report, last=not left)
                 cached = frozenset(self._engine.cached_state_keys())
                 report.cached_states = len(cached)
                 warm.update(work.job.group for work in works if work.prepared.state_key in cached)
                 if keeper.lost or self.grace.stopping:  # who waits for a file goes back
                     return
-            goes_on = rounds_left and not keeper.lost and not self.grace.stopping
+            # Late joiners would have what is claimed ahead wait for longer than for one pass.
+            goes_on = rounds_left and not (keeper.lost or self.grace.stopping or self._ahead.has_turn())
             jobs = self._store.more(turn.lease) if goes_on else []
             if not jobs:
                 return
+            claimed = self._open(turn, jobs)
 
     def _free(self, turn: Turn, mode: FreeMode, warm: set[str]) -> None:
         try:
@@ -152,57 +154,64 @@ class TurnRunner:
 
     # --- preparing ---------------------------------------------------------------------------------
 
-    def _open_all(self, turn: Turn, jobs: Sequence[ClaimedJob]) -> list[Opened]:
-        """The jobs with their states, what these show being decoded; a job whose state is gone, or holds what this
-        worker does not read, has failed.
-        """
-        states: dict[str, OpenState] = {}
-        found = []
-        for job in jobs:
-            try:
-                if job.state is None:
-                    raise StateLost("the state of this job is no longer stored; send the request again")
-                if job.group not in states:
-                    states[job.group] = self.opener.open(job.state)
-                found.append((job, states[job.group]))
-            except Exception as error:  # a job's fault must not fail its neighbours
-                self._fail(turn, job, error)
-        return found
+    def _claim_ahead(self) -> OpenTurn | None:
+        """Claim the next turn and have its short texts tokenized, beside a pass."""
+        if self.grace.stopping or not self._store.interactive_waits():
+            return None
+        turn = self._store.claim(os.getpid(), ahead=True)
+        self.wake(turn.wakes)
+        turn.wakes.clear()
+        if not turn.jobs:
+            return None
+        try:
+            claimed = self._open(turn, turn.jobs)
+            for job, state in claimed.opened:
+                if state.ready and not is_long(job):
+                    claimed.under_way[job.id] = self.preparer.begin(job, state)
+            wait(claimed.under_way.values())
+        except Exception:
+            self._free(turn, "back", set())
+            raise
+        return claimed
 
-    def _prepare_all(self, turn: Turn, opened: Sequence[Opened], report: TurnReport) -> list[Work]:
-        works, under_way = [], dict[str, Future[Work]]()
+    def _open(self, turn: Turn, jobs: Sequence[ClaimedJob]) -> OpenTurn:
+        return OpenTurn(turn, self.preparer.open(jobs, partial(self._fail, turn)))
+
+    def _prepare_all(
+        self, turn: Turn, opened: Sequence[Opened], report: TurnReport, under_way: dict[str, Future[Work]]
+    ) -> list[Work]:
+        works = []
         # Not before short jobs of the turn itself: who came later would overtake them.
-        beside = not any(job.asked_lane == "interactive" and not _is_long(job) for job, _ in opened)
+        beside = not any(job.asked_lane == "interactive" and not is_long(job) for job, _ in opened)
         if len(opened) > 1:
-            short = [(job, state) for job, state in opened if not (beside and _is_long(job))]
-            under_way = {job.id: self._threads.submit(self._prepare, job, state) for job, state in short}
+            short = [(job, state) for job, state in opened if not (beside and is_long(job))]
+            for job, state in short:
+                if job.id not in under_way:
+                    under_way[job.id] = self.preparer.begin(job, state)
         for job, state in opened:
             try:
                 if job.id in under_way:
                     works.append(under_way[job.id].result())
-                elif beside and _is_long(job):
-                    prepare = partial(self._prepare, job, state)
-                    works.append(self._beside_short_work(turn, job, prepare, report))
+                elif beside and is_long(job):
+                    works.append(self._beside_short_work(turn, job, state, report))
                 else:
-                    works.append(self._prepare(job, state))
+                    works.append(self.preparer.prepare(job, state))
             except (DeviceError, PassEnded):
                 raise
             except Exception as error:  # a job's fault must not fail its neighbours
                 self._fail(turn, job, error)
         return works
 
-    def _beside_short_work(
-        self, turn: Turn, job: ClaimedJob, prepare: Callable[[], Work], report: TurnReport
-    ) -> Work:
+    def _beside_short_work(self, turn: Turn, job: ClaimedJob, state: OpenState, report: TurnReport) -> Work:
         """Tokenize a long text, which takes tenths of a second; short work overtakes it as it would a long pass."""
         if self._suspended or not self._serves_short_work:
-            return prepare()
+            return self.preparer.prepare(job, state)
 
         def let_overtake() -> bool:
             return self._let_short_work_overtake(turn, "preparing", [job.id], report)
 
         look = Yields(lambda: True, let_overtake, fits=self.grace.fits)
-        prepared = self._threads.submit(prepare)
+        prepared = self.preparer.begin(job, state)
         try:
             while not wait([prepared], LOOK_EVERY_S).done:
                 look(0.0)
@@ -210,48 +219,38 @@ class TurnRunner:
             wait([prepared])
         return prepared.result()
 
-    def _prepare(self, job: ClaimedJob, opened: OpenState) -> Work:
-        """Tokenize; where the client asked for partial answers, questions that are refused are set aside.
-
-        Raises:
-            InvalidMedia: a file that its state shows.
-            MaxTokensExceeded: a prompt, or the job as a whole.
-        """
-        settings, interactive = self._settings, job.asked_lane == "interactive"
-        longest = settings.max_interactive_tokens if interactive else settings.max_offline_tokens
-        prepared = self._engine.prepare(
-            opened.state,
-            decode_questions(job.questions),
-            media=opened.media(),
-            salt=job.tenant,
-            max_tokens=longest,
-            partial=job.partial,
-        )
-        tokens = prepared.tokens
-        most = settings.max_job_tokens_interactive if interactive else settings.max_job_tokens_offline
-        if tokens > most:
-            raise MaxTokensExceeded(
-                f"the job has {tokens} tokens, its state counted once; {most} are allowed in its lane",
-                field="questions",
-                details={"tokens": tokens, "limit": most},
-            )
-        return Work(job, prepared)
-
     # --- deciding ----------------------------------------------------------------------------------
 
-    def _decide_all(self, turn: Turn, works: Sequence[Work], keeper: LeaseKeeper, report: TurnReport) -> None:
+    def _decide_all(
+        self, turn: Turn, works: Sequence[Work], keeper: LeaseKeeper, report: TurnReport, *, last: bool
+    ) -> None:
         """Decide a turn's jobs, those that none overtakes first: who waits there would wait longest."""
         overtaken = {True: list[Work](), False: list[Work]()}
         for work in works:
             overtaken[self._may_be_overtaken(work)].append(work)
+        last = last and not overtaken[True] and not self._waiting
         for may_be, chosen in ((False, overtaken[False]), (True, overtaken[True])):
             if chosen and not keeper.lost:
-                self._decide(turn, chosen, keeper, report, overtaken=may_be)
+                self._decide(turn, chosen, keeper, report, overtaken=may_be, last=last)
 
     def _decide(
-        self, turn: Turn, works: Sequence[Work], keeper: LeaseKeeper, report: TurnReport, *, overtaken: bool
+        self,
+        turn: Turn,
+        works: Sequence[Work],
+        keeper: LeaseKeeper,
+        report: TurnReport,
+        *,
+        overtaken: bool,
+        last: bool,
     ) -> None:
-        """Decide jobs in as many passes as the engine needs, and end each job as soon as it can be."""
+        """Decide jobs in as many passes as the engine needs, and end each job as soon as it can be.
+
+        The next turn is claimed during the last pass of a turn, where that is a short one: none overtakes it.
+        """
+
+        def last_begins(jobs: Sequence[int]) -> None:
+            if last:
+                self._ahead.begins(self._tokens_to_read([works[number] for number in jobs]))
 
         def let_overtake(ids: Sequence[str]) -> bool:
             return self._let_short_work_overtake(turn, "deciding", ids, report)
@@ -263,9 +262,19 @@ class TurnRunner:
             [work.job.id for work in works],
             between=lambda: self._let_others_overtake(turn, report),
             let_overtake=let_overtake if overtaken else None,
+            last_begins=last_begins,
         )
         for finished in self._engine.decisions([work.prepared for work in works], watch):
+            if last:
+                self._ahead.ends(finished[0].seconds)
             self._end(turn, [(works[number], found, seconds) for number, found, seconds in finished], report)
+
+    def _tokens_to_read(self, works: Sequence[Work]) -> int:
+        """Tokens of a pass: of its questions, and of the states that are not cached."""
+        cached = frozenset(self._engine.cached_state_keys())
+        jobs = [work.prepared for work in works]
+        states = {job.state_key: job.state_tokens for job in jobs if job.state_key not in cached}
+        return sum(states.values()) + sum(job.tokens - job.state_tokens for job in jobs)
 
     def _let_others_overtake(self, turn: Turn, report: TurnReport) -> None:
         """Between two passes of a large job, let interactive work that waits have its turn, if it fits one."""
@@ -363,8 +372,3 @@ class TurnRunner:
             attempt=work.job.attempt, questions=usage.questions, state_tokens=usage.state_tokens,
             state_cached=usage.state_cached,
         )  # fmt: skip
-
-
-def _is_long(job: ClaimedJob) -> bool:
-    """Whether to tokenize it takes longer than a step of a pass."""
-    return len(job.state or "") + len(job.questions) >= LONG_TEXT

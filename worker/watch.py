@@ -23,6 +23,7 @@ class PassWatch(Watch):
         between: called between two passes of one large job: others have their turn.
         let_overtake: between two steps, with the ids of the pass: run a short turn, if there is one; whether there was.
             None: nobody is let past.
+        last_begins: called with the jobs of the last pass before it begins, if it is the only one of each of them.
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class PassWatch(Watch):
         *,
         between: Callable[[], object],
         let_overtake: Callable[[Sequence[str]], bool] | None,
+        last_begins: Callable[[Sequence[int]], object],
     ) -> None:
         self._store, self._keeper, self._grace, self._ids = store, keeper, grace, ids
-        self._between, self._let_overtake = between, let_overtake
+        self._between, self._let_overtake, self._last_begins = between, let_overtake, last_begins
         self._begun = set[int]()
         self._yields: Yields | None = None
 
@@ -48,6 +50,7 @@ class PassWatch(Watch):
         """
         if not self._grace.fits():
             raise OutOfTime
+        whole = self._begun.isdisjoint(jobs) and part == 1
         if not self._begun.isdisjoint(jobs):
             self._between()
         self._begun.update(jobs)
@@ -56,6 +59,8 @@ class PassWatch(Watch):
         wanted = self._store.progress(self._keeper.lease, "deciding", [self._ids[job] for job in jobs])
         found = [job for job in jobs if self._ids[job] in wanted]
         self._yields = self._between_steps([self._ids[job] for job in found], (done, part))
+        if whole and len(self._begun) == len(self._ids):
+            self._last_begins(found)
         return found
 
     def goes_on(self, share: float) -> bool:

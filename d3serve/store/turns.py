@@ -132,19 +132,24 @@ class TurnStore:
 
     # --- one turn ----------------------------------------------------------------------------------
 
-    def claim(self, pid: int, *, beside: str = "", max_tokens: int | None = None) -> Turn:
+    def claim(
+        self, pid: int, *, beside: str = "", ahead: bool = False, max_tokens: int | None = None
+    ) -> Turn:
         """Take whole state groups until the turn is full, one tenant's after another's; never one that a worker has.
 
         Groups whose jobs name a revision are only for a worker with `revision`. A turn that overtakes another of
         this worker waits, `beside` that one's lease, takes interactive work alone, and nothing that is larger than
         `max_tokens` or than a turn. Until the other tells its progress, it counts as given back if it is lost.
+
+        So does a turn that is claimed `ahead`, while a pass of this worker's runs, until it tells its own. It is of
+        such work too, and only of what nobody else could take now.
         """
         settings, lease = self._settings, secrets.token_hex(8)
         lanes = [lane for lane in settings.lanes if not beside or lane == "interactive"]
         most = settings.max_batch_tokens if max_tokens is None else min(max_tokens, settings.max_batch_tokens)
         known, *found = self._table.run(
             "claim", lease, self.worker, pid, self._lease_ms, most, self.max_batch_questions, MAX_GROUPS,
-            FAIRNESS_MS, OFFLINE_PATIENCE_MS, self.serves, self.revision, beside, *lanes,
+            FAIRNESS_MS, OFFLINE_PATIENCE_MS, self.serves, self.revision, beside, int(ahead), *lanes,
         )  # fmt: skip
         if not known:
             return Turn(lease, [], known=False)

@@ -219,7 +219,7 @@ class TestClaim:
         await table.submit("s")
         assert len(table.worker(lanes=("interactive",)).claim(1).jobs) == 2
 
-    @pytest.mark.sabotage("claim", "(jobs == 0 and not beside)\n", "jobs == 0\n")
+    @pytest.mark.sabotage("claim", "(jobs == 0 and not small)\n", "jobs == 0\n")
     async def test_beside_a_large_job_only_interactive_work_that_fits_is_taken(self, table):
         large = await table.submit("x" * 1_000)
         offline = await table.submit("offline", lane="offline")
@@ -229,7 +229,7 @@ class TestClaim:
         assert not worker.claim(1, beside="another").jobs
         assert [[job.id for job in worker.claim(1).jobs] for _ in range(2)] == [[large], [offline]]
 
-    @pytest.mark.sabotage("claim", "not suspect or (jobs == 0 and not beside)", "not suspect or jobs == 0")
+    @pytest.mark.sabotage("claim", "not suspect or (jobs == 0 and not small)", "not suspect or jobs == 0")
     async def test_beside_a_large_job_no_suspect_is_taken(self, table):
         await table.submit("s")
         worker = table.worker()
@@ -241,21 +241,9 @@ class TestClaim:
         job_id = await table.submit()
         worker = table.worker()
         turn = worker.claim(1)
-        arguments = (
-            "claim",
-            turn.lease,
-            "worker-1",
-            1,
-            5000,
-            100,
-            100,
-            8,
-            5000,
-            30000,
-            *[""] * 3,
-            "interactive",
-        )
-        [_, _, [group, state, [[first, *_]]]] = worker._table.run(*arguments)
+        numbers = (1, 5000, 100, 100, 8, 5000, 30000)
+        again = worker._table.run("claim", turn.lease, "worker-1", *numbers, *[""] * 4, "interactive")
+        [_, _, [group, state, [[first, *_]]]] = again
         assert (group, state, first) == (turn.jobs[0].group, turn.jobs[0].state, job_id)
         assert (await table.jobs.get(job_id, "me")).attempt == 1
 

@@ -88,7 +88,7 @@ def engine(tmp_path_factory):
 def run(store, engine):
     runner = TurnRunner(store, engine, Settings(), lambda _lane: None)
     runner.run()
-    runner.opener.close()
+    runner.preparer.close()
 
 
 def test_what_a_state_shows_is_read_and_broken_files_fail_alone(engine):

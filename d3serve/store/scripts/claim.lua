@@ -3,14 +3,16 @@
 -- ARGV: lease, worker, pid, lease_ms, max_tokens, max_questions, max_groups, fairness_ms, patience_ms,
 --       serves (the model that the worker has told of, '' if nobody need know), revision (that it has loaded, '' if
 --       none), beside (the lease of the worker's long turn that this one overtakes, or '': then only what fits is taken,
---       and nothing that may kill it), lane ... (that the worker serves)
+--       and nothing that may kill it), ahead ('1': the turn waits until the worker's pass ends, so it takes interactive
+--       work alone, as beside a long turn, that nobody else could take now), lane ... (that the worker serves)
 -- Answers {1, {lane to wake ...}, {group, state, {{id, questions, tenant ...} ...}} ...}, nothing after the lanes when
 -- there is no work; or {0} where nobody knows the worker, so that another model may have got the queue.
 -- Called again with its own lease, after its answer was lost, it answers the same.
 local lease, worker, pid, lease_ms = unpack(ARGV, 1, 4)
 local max_tokens, max_questions, max_groups = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local fairness_ms, patience_ms, serves, revision = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11]
-local beside, LANES = ARGV[12] ~= '' and ARGV[12], {unpack(ARGV, 13)}
+local beside, ahead, LANES = ARGV[12] ~= '' and ARGV[12], ARGV[13] == '1', {unpack(ARGV, 14)}
+local small = beside or ahead
 local MAX_JOBS = 2000
 local MAX_LOOKS = 1024 -- at tenants, and at groups: what one claim may cost, however many wait
 local SWEEP_MS = 500   -- who leaves a group is asked again by a sweep; a shorter wait would save nothing
@@ -38,7 +40,7 @@ end
 
 -- Who is alive, who of them is in a turn, and who could take work of each lane.
 local function census()
-  local crew = {live = 0, offline = 0, busy = {}, hands = {interactive = 0, offline = 0}}
+  local crew = {live = 0, offline = 0, idle = 0, busy = {}, hands = {interactive = 0, offline = 0}}
   for _, held in ipairs(redis.call('ZRANGE', K('leases'), 0, -1)) do
     local l = redis.call('HMGET', K('lease', held), 'worker', 'lane')
     crew.busy[l[1] or ''] = crew.busy[l[1] or ''] == 'offline' and 'offline' or l[2]
@@ -48,6 +50,7 @@ local function census()
     local said = redis.call('HMGET', K('worker', one), 'load', 'lanes')
     local ready = said[1] ~= 'loading' and said[1] ~= 'failed' and crew.busy[one] ~= 'offline'
     crew.live = crew.live + 1
+    crew.idle = crew.idle + ((ready and one ~= worker and not crew.busy[one]) and 1 or 0)
     for lane, count in pairs(crew.hands) do
       if ready and (not said[2] or string.find(said[2], lane, 1, true)) then
         crew.hands[lane] = count + 1
@@ -167,7 +170,7 @@ local function candidates(one, page, crew)
 end
 
 local function fits(j, cost)
-  return (jobs == 0 and not beside)
+  return (jobs == 0 and not small)
     or (tokens + cost <= max_tokens and questions + j.questions <= max_questions and jobs < MAX_JOBS)
 end
 
@@ -184,7 +187,7 @@ local function claim_group(group)
       expire(id, 'queued', now)
     elseif not fits(j, cost) then
       break
-    elseif not suspect or (jobs == 0 and not beside) then
+    elseif not suspect or (jobs == 0 and not small) then
       take(id, lease, worker, now)
       taken[#taken + 1] = id
       tokens, questions, jobs = tokens + cost, questions + j.questions, jobs + 1
@@ -257,7 +260,7 @@ if not is_known() then
   return {0}
 end
 local hops = 1
-for _, lane in ipairs(beside and {} or LANES) do -- beside a long turn nobody has come for a wake-up
+for _, lane in ipairs(small and {} or LANES) do -- for these nobody has come for a wake-up
   hops = math.max(hops, tonumber(redis.call('GET', K('wake', lane)) or 1))
   redis.call('DEL', K('wake', lane))
   redis.call('ZREM', K('idle', lane), worker)
@@ -268,11 +271,17 @@ if redis.call('EXISTS', K('lease', lease)) == 1 then
 end
 local crew = census()
 local order, contended = lanes_in_order(crew)
-for _, lane in ipairs(order) do
+if ahead and (crew.idle > 0 or order[1] ~= 'interactive') then
+  order = {}
+end
+for _, lane in ipairs(ahead and {order[1]} or order) do
   fill(lane, crew)
   if #turn > 0 then
     redis.call('HSET', K('lease', lease), 'worker', worker, 'pid', pid, 'lane', lane, 'ms', lease_ms)
     redis.call('ZADD', K('leases'), int(now + lease_ms), lease)
+    if ahead then
+      redis.call('HSET', K('lease', lease), 'waits', '1')
+    end
     if beside and redis.call('EXISTS', K('lease', beside)) == 1 then
       redis.call('HSET', K('lease', beside), 'waits', '1')
     end
@@ -288,7 +297,7 @@ local wakes = {}
 for _, lane in ipairs(LANES) do
   if #turn > 0 and wants_wake(lane) then
     wakes[#wakes + 1] = lane
-  elseif #turn == 0 and not beside and left_to_idle and hops <= crew.live and wants_wake(lane, hops + 1) then
+  elseif #turn == 0 and not small and left_to_idle and hops <= crew.live and wants_wake(lane, hops + 1) then
     wakes[#wakes + 1] = lane
   end
 end
