@@ -26,9 +26,14 @@ class MemoryGuard:
         Raises:
             StorageUnavailable: over 90 % of maxmemory is used.
         """
-        if time.monotonic() >= self._until:
-            self._share = await self._used_share()
-            self._until = time.monotonic() + CHECK_EVERY_S
+        now = time.monotonic()
+        if now >= self._until:
+            self._until = now + CHECK_EVERY_S  # one asks, and not each of those that come meanwhile
+            try:
+                self._share = await self._used_share()
+            except BaseException:
+                self._until = 0.0
+                raise
         if self._share > HIGH_WATER:
             raise StorageUnavailable(f"the job table is {self._share:.0%} full; waiting jobs go first")
 
