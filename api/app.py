@@ -17,7 +17,7 @@ from d3serve.api.calls import Calls
 from d3serve.api.dependencies import Parts
 from d3serve.api.edge import Edge, HTTPMetrics
 from d3serve.api.intake import Intake
-from d3serve.api.openapi import describe
+from d3serve.api.openapi import describe, operation_id
 from d3serve.api.page_guard import refuse_web_pages
 from d3serve.api.problems import problem, problem_response
 from d3serve.api.served import ServedModels
@@ -55,7 +55,7 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
         version=__version__,
         lifespan=lifespan,
         redirect_slashes=False,  # the stock SDK follows no redirect
-        generate_unique_id_function=lambda route: route.name,  # what a generated client calls it
+        generate_unique_id_function=operation_id,
         docs_url=None,  # FastAPI's own pages load scripts from elsewhere; ours are in routes_pages
         redoc_url=None,
     )
@@ -63,8 +63,9 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
     app.add_middleware(Edge, metrics=HTTPMetrics(app.state.http_registry), admit=admit)
     for kind in (D3ServeError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _refuse)
+    for direct in (routes_jobs.submissions, routes_sync.router):
+        app.router.routes.extend(direct.routes)  # an included router is searched twice
     app.include_router(routes_jobs.router)
-    app.include_router(routes_sync.router)
     app.include_router(routes_webhooks.router)
     app.include_router(routes_service.router)
     app.include_router(routes_pages.router)

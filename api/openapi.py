@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
@@ -29,6 +30,11 @@ _SENT: Final[Mapping[str, str]] = {
     "traceparent": "W3C Trace Context: kept with the job, and sent with its webhooks.",
     "X-Request-Id": "An id of the caller's for this request: up to 64 letters, digits, dots, dashes and underscores.",
 }
+
+
+def operation_id(route: APIRoute) -> str:
+    """What a generated client calls a route."""
+    return route.name
 
 
 def tells(*names: str) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from d3serve.api import bounds
 from d3serve.api.auth import Reader, Writer
 from d3serve.api.bodies import read_submission
 from d3serve.api.dependencies import Parts, TheParts, submit_headers
+from d3serve.api.direct_route import DirectRoute
 from d3serve.api.events import place_of, stream
-from d3serve.api.openapi import PROBLEMS, submission_of, tells
+from d3serve.api.openapi import PROBLEMS, operation_id, submission_of, tells
 from d3serve.api.problems import error_of
 from d3serve.api.resources import JSON, job_path, job_response, jobs_page, not_modified, timing
 from d3serve.api.response_models import JobList, JobResource
@@ -58,9 +59,16 @@ LastEventId = Annotated[
 ]
 SUBMITTED = ("Location", "Idempotency-Replayed", "Preference-Applied")
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
+submissions = APIRouter(
+    prefix="/v1/jobs",
+    tags=["jobs"],
+    responses=PROBLEMS,
+    route_class=DirectRoute,
+    generate_unique_id_function=operation_id,
+)
 
 
-@router.post(
+@submissions.post(
     "", status_code=202, response_model=JobResource, openapi_extra=submission_of(DecisionRequest),
     responses={
         200: {

@@ -9,14 +9,20 @@ from d3serve.api.auth import Writer
 from d3serve.api.bodies import read_submission
 from d3serve.api.dependencies import TheParts, submit_headers
 from d3serve.api.dialect import from_system_one
+from d3serve.api.direct_route import DirectRoute
 from d3serve.api.openai_models import OpenAIDecision, OpenAIDecisionRequest
-from d3serve.api.openapi import PROBLEMS, submission_of, tells
+from d3serve.api.openapi import PROBLEMS, operation_id, submission_of, tells
 from d3serve.api.resources import JSON, job_path, job_response, timing
 from d3serve.api.response_models import JobResource
 from d3serve.api.synchronous import SynchronousCall
 from d3serve.schemas import DecisionRequest, DecisionResponse
 
-router = APIRouter(tags=["decisions"], responses=PROBLEMS)
+router = APIRouter(
+    tags=["decisions"],
+    responses=PROBLEMS,
+    route_class=DirectRoute,
+    generate_unique_id_function=operation_id,
+)
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: tells("Location", "Idempotency-Replayed"),
     202: {

@@ -24,9 +24,16 @@ class ServedModels:
         self._read_at = -REFRESH_S
 
     async def live(self) -> list[ModelInfo]:
-        """What live workers serve, at most a second old."""
-        if time.monotonic() - self._read_at >= REFRESH_S:
-            self._models = await self._store.models()
+        """What live workers serve, as of a second ago at most, or of the look before while somebody looks again."""
+        now = time.monotonic()
+        if now - self._read_at >= REFRESH_S:
+            if self._read_at >= 0:
+                self._read_at = now  # one looks, and not each of those that come meanwhile
+            try:
+                self._models = await self._store.models()
+            except BaseException:
+                self._read_at = -REFRESH_S
+                raise
             self._read_at = time.monotonic()
         return self._models
 
