@@ -4,15 +4,15 @@ import asyncio
 import contextlib
 import errno
 import re
+import secrets
 import time
 import traceback
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -99,7 +99,7 @@ class Exchange:
             return  # the body of an answer to HEAD
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self._add_headers(MutableHeaders(scope=message))
+            message = {**message, "headers": self._with_headers(message["headers"])}
             await self._send(message)
             if self._head_only:
                 message = {"type": "http.response.body"}  # at once: a stream's body might never come
@@ -108,14 +108,20 @@ class Exchange:
         self._complete = not message.get("more_body", False)
         await self._send(message)
 
-    def _add_headers(self, headers: MutableHeaders) -> None:
-        state = self.scope["state"]
-        headers.setdefault("Cache-Control", "no-store")  # else a 404 or 410 may be kept, and a secret
-        headers["X-Request-Id"] = headers["x-typesafe-request-id"] = self.request_id
-        if "allowance" in state:
-            headers.update(state["allowance"].headers())
-        headers.append("Server-Timing", f"total;dur={(time.perf_counter() - self.began) * 1000:.1f}")
-        self._length_told = "content-length" in headers
+    def _with_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        told = {name for name, _ in headers}
+        request_id, spent_ms = self.request_id.encode(), (time.perf_counter() - self.began) * 1000
+        ours = [
+            (b"x-request-id", request_id),
+            (b"x-typesafe-request-id", request_id),
+            (b"server-timing", b"total;dur=%.1f" % spent_ms),
+        ]
+        if b"cache-control" not in told:
+            ours.append((b"cache-control", b"no-store"))  # else a 404 or 410 may be kept, and a secret
+        if allowance := self.scope["state"].get("allowance"):
+            ours += [(name.lower().encode(), value.encode()) for name, value in allowance.headers().items()]
+        self._length_told = b"content-length" in told
+        return [*headers, *ours]
 
     async def end_with(self, error: BaseException, receive: Receive) -> None:
         """Answer with `error`, or end the stream that has begun.
@@ -159,4 +165,4 @@ class Exchange:
 
 def _request_id(sent: str | None) -> str:
     """The client's own id where it is harmless to repeat in a header and a log, else a new one."""
-    return sent if sent and _USABLE_ID.fullmatch(sent) else f"req_{uuid.uuid4().hex}"
+    return sent if sent and _USABLE_ID.fullmatch(sent) else f"req_{secrets.token_hex(16)}"

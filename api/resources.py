@@ -1,7 +1,6 @@
 """How a job, a model and the queue look on the wire."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -21,6 +20,7 @@ from d3serve.media.sizes import (
 from d3serve.schemas import ModelInfo
 from d3serve.schemas.questions import LIMITS
 from d3serve.settings import Settings
+from d3serve.store.encode import to_json
 from d3serve.store.records import JobRecord, QueueStats, RecordPage, WorkerInfo
 
 POLL_AFTER_S: Final = 1
@@ -39,7 +39,7 @@ class JSON(Response):
 
 def json_text(value: Any) -> bytes:
     """Compact JSON in UTF-8."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return to_json(value).encode()
 
 
 def job_path(job_id: str) -> str:

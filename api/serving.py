@@ -13,6 +13,7 @@ from d3serve.api.bounded_connection import BoundedConnection
 from d3serve.api.connections import Connections, connections_allowed
 from d3serve.settings import Settings
 
+YOUNG_OBJECTS = 10_000  # requests under way hold more than 700, at which Python looks for garbage
 STOP_WAITERS_S = 5  # what still runs then has been told to end, or cannot be told: a body that comes slowly
 
 
@@ -51,5 +52,6 @@ def make_server(settings: Settings) -> GracefulServer:
         timeout_graceful_shutdown=STOP_WAITERS_S,
     )
     config.load()
+    gc.set_threshold(YOUNG_OBJECTS)
     gc.freeze()  # what is loaded by now stays: looking through it for garbage stopped every request for 40 ms at a time
     return GracefulServer(config, app)
