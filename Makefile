@@ -38,8 +38,9 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.dev  ## regenerate docs/settings.md from the settings class
+docs: $(VENV)/.dev  ## regenerate docs/settings.md, and the table of cards in docs/operations.md
 	$(BIN)/python tools/write_settings_doc.py
+	PYTHONPATH=tests $(BIN)/python tools/write_cards_doc.py
 
 clean:
 	rm -rf $(VENV) $(DEMO) build dist *.egg-info

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import write_cards_doc
 from hypothesis import given
 from hypothesis import strategies as st
 from published import TURBO
@@ -90,3 +91,18 @@ def test_room_for_a_vision_towers_activations_stays_free(monkeypatch) -> None:
 
     assert planned(free, kept) == planned(free - kept, 0)
     assert planned(free, kept).pass_rows < planned(free, 0).pass_rows
+
+
+def test_the_table_of_cards_is_what_a_worker_would_plan():
+    text = write_cards_doc.TARGET.read_text()
+    assert write_cards_doc.BEGIN in text
+    assert write_cards_doc.document(text) == text, "run make docs"
+
+
+def test_the_table_of_cards_tells_what_does_not_fit():
+    turbo, float8 = write_cards_doc.COLUMNS[:2]
+    cells = {device.name: write_cards_doc.cell(device, turbo) for device in write_cards_doc.DEVICES}
+    assert cells["L40S 48 GB"] == cells["RTX 5090 32 GB"] == "no"
+    assert cells["H200 141 GB"].startswith("131,072, ")
+    a100 = next(device for device in write_cards_doc.DEVICES if "A100" in device.name)
+    assert write_cards_doc.cell(a100, float8) == cells["A100 80 GB"], "an A100 unpacks FP8 weights"
