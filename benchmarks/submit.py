@@ -5,10 +5,11 @@ measured is the service and not a client library. Every request has a state of i
 latency feel whatever else the machine does; processor time a request, by process, hardly does.
 
     python benchmarks/submit.py [--seconds 5] [--connections 32] [--paced] [--one-state] [--bare] [--state-files]
-                                [--against CHECKOUT] [--rounds 1]
+                                [--against CHECKOUT] [--rounds 1] [--only "1 KB" "8 KB"] [--json FILE]
 
 --against measures the API of another checkout of this repository too, in turns with this one, so that both meet the
-same machine: `git worktree add ../before REVISION`. With several rounds each figure is the median of its rounds.
+same machine: `git worktree add ../before REVISION`, or a copy of one. Every round is printed, and then the median of
+each figure; --json keeps them all.
 
 Each connection posts its next request when it has its answer, as fast as that goes; --paced offers the rates that are
 promised instead, and counts a latency from when a request was due. --bare measures the ceiling: the same generator and
@@ -30,7 +31,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import uvicorn
@@ -40,8 +41,8 @@ from d3serve.up.local import counting_together, start_apis
 from d3serve.up.supervisor import ProcessTree, listening
 
 PROCESSES = 2
-BODIES = {"1 KB, 1 question": (700, 1), "8 KB, 8 questions": (7_000, 8), "0.5 MB, 1 question": (500_000, 1)}
-PROMISED_PER_S = {"1 KB, 1 question": 1_500, "8 KB, 8 questions": 1_000, "0.5 MB, 1 question": 400}
+BODIES = {"1 KB": (700, 1), "8 KB": (7_000, 8), "0.5 MB": (500_000, 1)}  # bytes of the state, questions
+PROMISED_PER_S = {"1 KB": 1_500, "8 KB": 1_000, "0.5 MB": 400}
 PLACE = "number 0000000000000000. "  # where a request differs from every other
 NO_LIMITS = {
     "D3SERVE_MAX_QUEUED_JOBS": 10**7, "D3SERVE_MAX_QUEUED_JOBS_PER_TENANT": 10**7, "D3SERVE_MAX_QUEUED_BYTES": 2**40,
@@ -49,6 +50,15 @@ NO_LIMITS = {
 }  # fmt: skip
 HERE = Path(__file__).resolve().parents[1]
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Measured(NamedTuple):
+    """A row of the table; `round` is a number or `median`."""
+
+    body: str
+    revision: str
+    round: str
+    figures: dict[str, float]
 
 
 def request_of(state_bytes: int, questions: int) -> bytes:
@@ -190,27 +200,28 @@ async def bare_app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def measure(options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, float]]]:
-    """Every body on fresh processes, of each checkout in turn: body, revision and the medians of the rounds."""
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """Every body on fresh processes, of each checkout in turn, round by round; then the medians of the rounds."""
     checkouts = [HERE] if options.against is None else [options.against.resolve(), HERE]
-    for name in BODIES:
-        rounds = [[_round(name, one, options) for one in checkouts] for _ in range(options.rounds)]
-        for checkout, rows in zip(checkouts, zip(*rounds, strict=True), strict=True):
-            yield (
-                name,
-                revision(checkout),
-                {key: statistics.median(row[key] for row in rows) for key in rows[0]},
-            )
+    for body in options.only or BODIES:
+        rounds: dict[Path, list[dict[str, float]]] = {one: [] for one in checkouts}
+        for number in range(options.rounds):
+            for checkout, rows in rounds.items():
+                rows.append(_round(body, checkout, options))
+                yield Measured(body, revision(checkout), f"{number + 1}", rows[-1])
+        for checkout, rows in rounds.items():
+            medians = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+            yield Measured(body, revision(checkout), "median", medians)
 
 
-def _round(name: str, checkout: Path, options: argparse.Namespace) -> dict[str, float]:
-    state_bytes, questions = BODIES[name]
+def _round(body: str, checkout: Path, options: argparse.Namespace) -> dict[str, float]:
+    state_bytes, questions = BODIES[body]
     running = bare_service() if options.bare else service(checkout, state_files=options.state_files)
     with running as (port, apis, brokers):
         script = [sys.executable, __file__, "--load", str(port), "--seconds", str(options.seconds)]
         script += ["--connections", str(options.connections)]
         script += ["--one-state"] * options.one_state
-        script += ["--rate", str(PROMISED_PER_S[name])] * options.paced
+        script += ["--rate", str(PROMISED_PER_S[body])] * options.paced
         request = request_of(state_bytes, questions)
         subprocess.run([*script, "--seconds", "0.5"], input=request, capture_output=True, check=True)  # noqa: S603 # warm
         before = cpu_s(apis), cpu_s(brokers)
@@ -222,7 +233,9 @@ def _round(name: str, checkout: Path, options: argparse.Namespace) -> dict[str, 
 
 
 def revision(checkout: Path) -> str:
-    """What git calls a checkout."""
+    """What git calls a checkout; a copy without its history goes by the name of its folder."""
+    if not (checkout / ".git").exists():  # an outer repository's revision is not ours
+        return checkout.name
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
     told = subprocess.run(command, capture_output=True, text=True, check=False).stdout  # noqa: S603 # git
     return told.strip() or checkout.name
@@ -246,14 +259,32 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--state-files", action="store_true")
     parser.add_argument("--against", type=Path)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--only", choices=BODIES, nargs="+", help="these bodies alone")
+    parser.add_argument("--json", type=Path, help="where every row is kept too")
     parser.add_argument("--load", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rate", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--serve-bare", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
+def report(options: argparse.Namespace) -> None:
+    """Print a table, and keep its rows where that is asked for."""
+    machine = f"{PROCESSES} processes, {options.connections} connections, {os.cpu_count()} cores"
+    print(f"{machine}, Python {platform.python_version()}\n")
+    print("| body | revision | round | jobs/s | p50 ms | p99 ms | API ms | broker ms | generator ms |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    rows = []
+    for body, which, number, row in measure(options):
+        rows.append({"body": body, "revision": which, "round": number, **row})
+        latency = f"{row['per_s']:,.0f} | {row['p50_ms']:.1f} | {row['p99_ms']:.1f}"
+        spent = f"{row['api_ms']:.3f} | {row['broker_ms']:.3f} | {row['generator_ms']:.3f}"
+        print(f"| {body} | {which} | {number} | {latency} | {spent} |", flush=True)
+        if options.json is not None:
+            options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+
+
 def main() -> None:
-    """Print a table."""
+    """Measure, or be the generator or the bare server of a measurement."""
     options = arguments()
     if options.serve_bare is not None:
         config = uvicorn.Config(bare_app, lifespan="off", log_config=None, access_log=False)
@@ -263,15 +294,7 @@ def main() -> None:
         measured = load(options.load, requests, options.connections, options.seconds, options.rate)
         print(json.dumps(asyncio.run(measured)))
     else:
-        print(f"{PROCESSES} processes, {options.connections} connections, {platform.python_version()}\n")
-        print("| body | revision | jobs/s | p50 ms | p99 ms | API ms | broker ms | generator ms |")
-        print("|---|---|---|---|---|---|---|---|")
-        for name, which, row in measure(options):
-            spent = f"{row['api_ms']:.2f} | {row['broker_ms']:.2f} | {row['generator_ms']:.2f}"
-            print(
-                f"| {name} | {which} | {row['per_s']:,.0f} | {row['p50_ms']:.1f} | {row['p99_ms']:.1f} | {spent} |",
-                flush=True,
-            )
+        report(options)
 
 
 if __name__ == "__main__":
