@@ -141,7 +141,7 @@ def _refusal(model: str, wanted: str | None, error: Exception) -> InvalidCheckpo
     elif isinstance(error, RepositoryNotFoundError):
         advice = f"there is no such repository, or it is private: check {page}, or set HF_TOKEN"
     elif isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled | httpx.TransportError):
-        advice = "it is not in the local cache and the Hub cannot be reached; run `d3serve pull` while online"
+        advice = "it is not in the local cache and the Hub cannot be reached: check its name and the network"
     else:
         advice = f"it cannot be downloaded: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
     return InvalidCheckpoint(f"{model}: {advice}", field="model")

@@ -10,6 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from d3serve.commands.extras import EXTRA_OF
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BASE = "base"
@@ -74,6 +76,15 @@ def test_an_import_that_only_another_package_brings_is_seen(
     )
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     assert undeclared("api") == {"api/a.py imports h11", "api/a.py imports torch"}
+
+
+def test_the_extra_that_is_named_to_whoever_lacks_a_module_is_the_one_that_brings_it() -> None:
+    brought = {canonical(NAMED_OTHERWISE.get(module, module)): extra for module, extra in EXTRA_OF.items()}
+    assert [name for name, extra in brought.items() if name not in declared(extra)] == []
+    imported = {name for room in EXTRAS for name in third_party(room)} - declared(BASE).keys()
+    assert imported - brought.keys() == {"flash-linear-attention"}, (
+        "asked for by a setting alone, which says so"
+    )
 
 
 def pinned(file: str) -> dict[str, Version]:
