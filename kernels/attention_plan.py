@@ -17,10 +17,10 @@ from torch import Tensor
 
 from d3serve.kernels.attention_cut import MAX_PIECES, STEP_PAIRS, Cut, DenseBlock, Tiles, piece_ends, steps
 from d3serve.kernels.attention_tiles import TileShape
+from d3serve.kernels.tables import upload
 
 ITEM_FIELDS = 8  # row, rows, open begin, open end, first edge, edges, partial slot (-1: none), unused
 MERGE_FIELDS = 4  # row, rows, first partial slot, pieces
-SECTION_ALIGN = 32  # int32s: every list starts on a 128-byte line, so Triton specialises its pointer once
 MAX_PARTIALS = 1024  # unmerged results at a time: 0.5 GB at 24 heads of 256; more are done in rounds
 
 
@@ -191,12 +191,4 @@ def _upload(
 ) -> tuple[Tensor, list[Tensor]]:
     """One int32 tensor of all lists, and its views, padded to `launch`: items and merges of no rows, unseeing rows."""
     shapes = ((launch.rows, 2), (launch.edges, 2), (launch.items, ITEM_FIELDS), (launch.merges, MERGE_FIELDS))
-    counts = [int(np.prod(shape)) for shape in shapes]
-    offsets = np.cumsum([0, *(-(-count // SECTION_ALIGN) * SECTION_ALIGN for count in counts)])
-    host = torch.zeros(int(offsets[-1]), dtype=torch.int32, pin_memory=device.type == "cuda")
-    flat = host.numpy()
-    for values, offset in zip(lists, offsets, strict=False):
-        flat[offset : offset + values.size] = values.ravel()
-    table = host.to(device, non_blocking=True)
-    sections = zip(offsets, counts, shapes, strict=False)
-    return table, [table[offset : offset + count].view(shape) for offset, count, shape in sections]
+    return upload(lists, torch.int32, device, shapes)

@@ -17,12 +17,12 @@ from torch import Tensor
 from d3serve.kernels import recurrence_plan
 from d3serve.kernels.recurrence_plan import CHUNK, NOWHERE, RecurrenceSizes
 from d3serve.kernels.segments import Segment
+from d3serve.kernels.tables import upload
 
 # fla keeps a state for each chunk and copies one for each sequence: half a gigabyte at the 27B's 48 value heads, about
 # what our own rule takes.
 CALL_CHUNKS = 64
 CARRIED = NOWHERE - 1  # instead of a slot number: from one call to the next
-ALIGNMENT = 2  # int64s: Triton compiles anew for a pointer that does not lie on 16 bytes
 
 
 class FlaPiece(NamedTuple):
@@ -124,15 +124,8 @@ def _call(pieces: Sequence[FlaPiece], device: torch.device | str) -> FlaCall:
         kept,
         final[kept],
     )
-    ends = np.cumsum([-(-each.size // ALIGNMENT) * ALIGNMENT for each in lists])
-    host = torch.zeros(int(ends[-1]), dtype=torch.int64, pin_memory=torch.device(device).type == "cuda")
-    begins = (0, *ends[:-1].tolist())
-    for begin, each in zip(begins, lists, strict=True):
-        host.numpy()[begin : begin + each.size] = each.ravel()
-    table = host.to(device, non_blocking=True)
-    boundaries, chunks, slots_from, from_zero, kept_pieces, slots_to = (
-        table[begin : begin + each.size].view(each.shape) for begin, each in zip(begins, lists, strict=True)
-    )
+    _, views = upload(lists, torch.int64, device)
+    boundaries, chunks, slots_from, from_zero, kept_pieces, slots_to = views
     return FlaCall(
         first=int(start[0]),
         end=int(start[-1] + length[-1]),

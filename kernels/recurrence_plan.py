@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from d3serve.kernels.segments import Segment
+from d3serve.kernels.tables import upload
 
 CHUNK = 64  # rows of a gated-delta-rule chunk: a restart inside a segment at multiples of it changes nothing
 TILE = 16  # rows of a convolution tile; the kernel's history reaches no further back than one tile
@@ -98,10 +99,7 @@ def plan_recurrence(
     _write_tiles(flat[:tile_end].reshape(-1, TILE_COLUMNS), rows)
     _write_chunks(flat[tile_end:chunk_end].reshape(-1, CHUNK_COLUMNS), rows)
     flat[chunk_end:].reshape(-1, PIECE_COLUMNS)[:] = pieces
-    table = torch.from_numpy(flat)
-    if torch.device(device).type == "cuda":
-        table = table.pin_memory()
-    table = table.to(device, non_blocking=True)
+    _, (table,) = upload((flat,), torch.int32, device)
     return RecurrencePlan(
         table=table,
         tiles=table[:tile_end].view(-1, TILE_COLUMNS),

@@ -22,6 +22,7 @@ from d3serve.kernels.operations import (
     operations,
 )
 from d3serve.kernels.segments import AttentionShape
+from d3serve.kernels.tables import upload
 from d3serve.model.buckets import Bucket
 from d3serve.model.config import Geometry
 from d3serve.model.mrope import axes
@@ -70,6 +71,7 @@ def slot_bytes(g: Geometry, dtype: torch.dtype) -> int:
 class PassInputs:
     """A planned pass on the device; the plans are what the kernels made of its segments."""
 
+    table: Tensor  # int64, holds the four below
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64, or [3, T] where media are read
     slot_mapping: Tensor  # [T] int64
@@ -102,10 +104,9 @@ class PassInputs:
             questions = ops.cut_attention(rows.question_segments, shape)
             question_attention = ops.plan_attention(questions, shape, sizes=sizes)
         arrays = (rows.tokens, rows.positions, rows.slot_mapping, rows.readout_rows - rows.state_rows)
-        tokens, positions, slot_mapping, readout_rows = (
-            torch.from_numpy(each).to(shape.device) for each in arrays
-        )
+        table, (tokens, positions, slot_mapping, readout_rows) = upload(arrays, torch.int64, shape.device)
         return cls(
+            table=table,
             tokens=tokens,
             positions=positions,
             slot_mapping=slot_mapping,
@@ -122,10 +123,7 @@ class PassInputs:
     def copy_(self, other: Self) -> None:
         """Take over the contents of a pass of the same bucket, in place: a captured graph reads `self`."""
         for mine, theirs in (
-            (self.tokens, other.tokens),
-            (self.positions, other.positions),
-            (self.slot_mapping, other.slot_mapping),
-            (self.readout_rows, other.readout_rows),
+            (self.table, other.table),
             (_table(self.attention), _table(other.attention)),
             (_table(self.recurrence), _table(other.recurrence)),
         ):
