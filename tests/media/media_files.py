@@ -97,6 +97,24 @@ def video(codec="mpeg4", container="mp4", size=(64, 48), rate=10, count=12, pix_
     return rotated(file.getvalue(), turn) if turn else file.getvalue()
 
 
+def with_sound(mp4, seconds):
+    """An MP4 that plays silence beside its frames, for so long."""
+    file = io.BytesIO()
+    with av.open(io.BytesIO(mp4)) as read, av.open(file, "w", format="mp4") as out:
+        frames = out.add_stream_from_template(read.streams.video[0])
+        sound = out.add_stream("aac", rate=8000)
+        for packet in read.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = frames
+                out.mux(packet)
+        for number in range(8 * seconds):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1000), np.float32), "fltp", "mono")
+            frame.rate, frame.pts = 8000, 1000 * number
+            out.mux(sound.encode(frame))
+        out.mux(sound.encode(None))
+    return file.getvalue()
+
+
 MATRICES = {90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
 
 
@@ -131,6 +149,7 @@ def videos():
         "mpeg4-20px": video(size=(20, 20)),
         "mpeg4-wide": video(size=(640, 36)),
         "mpeg4-720p": video(size=(1280, 720), count=5),
+        "mpeg4-sound-that-goes-on": with_sound(video(count=30), 9),
         "mpeg4-one": video(count=1),
         "mpeg4-two": video(count=2, size=(32, 32)),
         "mpeg4-three": video(count=3, size=(32, 32)),
