@@ -1,4 +1,4 @@
-"""What the first bytes of a file say: its format and, of an image, its size. Nothing is decoded.
+"""What a file says of itself: its format, the size of an image or of frames, how long a video is. Nothing is decoded.
 
 The bytes decide, never a name or a declared type. Whoever decodes the file checks all of it again.
 """
@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from d3serve.errors import InvalidMedia
+from d3serve.media.containers import Track, matroska_track, mp4_track
 from d3serve.media.sizes import (
+    FPS_RANGE,
+    FRAMES,
+    MAX_FRAME_PIXELS,
     MAX_IMAGE_BYTES,
     MAX_IMAGE_PIXELS,
+    MAX_SECONDS,
     MAX_VIDEO_BYTES,
     MOST_VIDEO_TOKENS,
     MediaKind,
+    frame_size,
     image_tokens,
 )
 
@@ -61,7 +67,21 @@ def read_header(data: bytes, kind: MediaKind) -> Header:
         raise InvalidMedia(f"{found}; {wanted}")
     if kind == "image":
         _check_size(header)
+    else:
+        _check_track(matroska_track(data) if header.format == "Matroska" else mp4_track(data))
     return header
+
+
+def _check_track(track: Track) -> None:
+    """Refuse what a container admits; the decoder finds what it does not, and counts frames where a rate is odd."""
+    if track.width * track.height > MAX_FRAME_PIXELS:
+        raise InvalidMedia(
+            f"has frames of {track.width:,} x {track.height:,} pixels; there may be {MAX_FRAME_PIXELS:,}"
+        )
+    if track.width * track.height:
+        frame_size(FRAMES[1], track.width, track.height)
+    if track.seconds > MAX_SECONDS and FPS_RANGE[0] <= track.fps <= FPS_RANGE[1]:
+        raise InvalidMedia(f"is {track.seconds:,.0f} seconds long; there may be {MAX_SECONDS}")
 
 
 def _check_size(header: Header) -> None:

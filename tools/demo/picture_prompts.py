@@ -51,8 +51,8 @@ class Prompts:
 
     def __init__(self, tokenizing: Tokenizing, rng: Rng, device: torch.device) -> None:
         """Tokenize them."""
-        asked = [ask(name, word, rng) for name in WORDS for word in WORDS[name] for _ in range(VARIANTS)]
-        named = {str(number): each.question for number, each in enumerate(asked)}
+        self.asked = [ask(name, word, rng) for name in WORDS for word in WORDS[name] for _ in range(VARIANTS)]
+        named = {str(number): each.question for number, each in enumerate(self.asked)}
         control = tokenizing.tokenizer.control_token
         self._pad = control("<|image_pad|>")
         shown = [control("<|vision_start|>"), self._pad, control("<|vision_end|>")]
@@ -65,13 +65,17 @@ class Prompts:
         padded = [[block + [0] * (length - len(block)) for block in row] for row in blocks]
         self._blocks = torch.tensor(padded, device=device)  # [states, questions, N]
         self._lengths = torch.tensor([[len(block) for block in row] for row in blocks], device=device)
-        self._counts = torch.tensor([len(each.question.criteria) for each in asked], device=device)
-        self.truths = torch.tensor([each.truth for each in asked], device=device)
+        self._counts = torch.tensor([len(each.question.criteria) for each in self.asked], device=device)
+        self.truths = torch.tensor([each.truth for each in self.asked], device=device)
         self._first = {}
-        for number, each in enumerate(asked):
+        for number, each in enumerate(self.asked):
             word = list(each.question.criteria)[each.truth]
             self._first.setdefault((each.name, word), number)
         self._device = device
+
+    def state(self, number: int) -> object:
+        """A state by number, as it is asked about."""
+        return STATES[number]
 
     def numbers(self, truths: Sequence[dict[str, str]], rng: Rng) -> Tensor:
         """One question of each kind about each picture, by number [B, kinds]; -1 where nothing is known."""
