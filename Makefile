@@ -26,7 +26,7 @@ test-faults: $(VENV)/.dev  ## the long fault injections: real processes killed f
 test-hostile: $(VENV)/.dev  ## long attacks on a real API: odd bodies, odd bytes, many connections
 	$(BIN)/python -m pytest -s -m hostile
 
-test-gpu: $(VENV)/.dev  ## what needs an NVIDIA GPU
+test-gpu: $(VENV)/.gpu  ## what needs an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu
 
 lint: $(VENV)/.dev
@@ -52,3 +52,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 $(VENV)/.dev: pyproject.toml constraints.txt
 	$(PYTHON) tools/install.py $(VENV) ".[dev]"
 	touch $@ $(VENV)/.demo
+
+$(VENV)/.gpu: pyproject.toml constraints.txt constraints-gpu.txt
+	$(PYTHON) tools/install.py $(VENV) ".[dev,gpu]" --gpu
+	touch $@ $(VENV)/.dev $(VENV)/.demo

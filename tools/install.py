@@ -1,7 +1,7 @@
-"""`python tools/install.py VENV REQUIREMENT`: a virtual environment with the tested versions; what `make` runs.
+"""`python tools/install.py VENV REQUIREMENT [--gpu]`: a virtual environment with the tested versions; what `make` runs.
 
 On Linux the package index has torch for CUDA alone. A machine without a GPU needs none of it, so PyTorch's own index of
-CPU builds is asked first, where it can be reached.
+CPU builds is asked first, where it can be reached. With --gpu the versions are those of constraints-gpu.txt.
 """
 
 from __future__ import annotations  # an older Python, too, must be able to say that it is too old
@@ -16,6 +16,7 @@ NEEDED = (3, 11)
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 PATIENCE_S = 5.0  # for the whole question, names included: behind a firewall nothing answers
 CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
+CONSTRAINTS_GPU = CONSTRAINTS.with_name("constraints-gpu.txt")
 WITHOUT = (
     "PyTorch's CPU wheels ({}) cannot be reached, so torch comes from pip's own index. Where that is PyPI, on Linux, it"
     " brings CUDA: 2.7 GB to download and 5.7 GB of disk."
@@ -62,15 +63,33 @@ def reaches(index: str) -> bool:
     return answered.is_set()
 
 
+def for_gpu(folder: Path) -> Path:
+    """A file of constraints in the environment: those of the GPU, and of the other file what they leave open."""
+
+    def pins(path: Path) -> dict[str, str]:
+        lines = path.read_text().splitlines()
+        return {line.partition("==")[0]: line for line in lines if "==" in line and not line.startswith("#")}
+
+    merged = folder / "constraints.txt"
+    merged.write_text("\n".join((pins(CONSTRAINTS) | pins(CONSTRAINTS_GPU)).values()) + "\n")
+    return merged
+
+
+def cpu_index() -> list[str]:
+    """The option by which pip finds torch for CPUs; none where that index cannot be reached, which is told."""
+    if reaches(CPU_WHEELS):
+        return ["--extra-index-url", CPU_WHEELS]
+    print(WITHOUT.format(CPU_WHEELS), file=sys.stderr, flush=True)
+    return []
+
+
 def main() -> None:
     """Make the environment and install into it, showing how far it is."""
     require_python(sys.version_info[:2], sys.executable)
     folder, requirement = Path(sys.argv[1]), sys.argv[2]
     python = make_environment(folder)
-    index = ["--extra-index-url", CPU_WHEELS]
-    if not reaches(CPU_WHEELS):
-        index = []
-        print(WITHOUT.format(CPU_WHEELS), file=sys.stderr, flush=True)
+    gpu = "--gpu" in sys.argv[3:]
+    constraints, index = (for_gpu(folder), []) if gpu else (CONSTRAINTS, cpu_index())
     pip = [
         str(python),
         "-m",
@@ -78,7 +97,7 @@ def main() -> None:
         "install",
         "--disable-pip-version-check",
         "--constraint",
-        str(CONSTRAINTS),
+        str(constraints),
     ]
     sys.exit(subprocess.run([*pip, *index, "--editable", requirement], check=False).returncode)  # noqa: S603
 

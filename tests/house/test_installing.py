@@ -75,6 +75,22 @@ def test_pip_gets_the_index_of_cpu_wheels_or_the_person_is_told_the_size(
     assert ("2.7 GB" in capsys.readouterr().err) is not reached
 
 
+def test_a_gpu_gets_its_own_versions_and_those_of_the_tests_beside(monkeypatch, tmp_path):
+    monkeypatch.setattr(install, "make_environment", lambda folder: folder / "python")
+    monkeypatch.setattr(install, "reaches", lambda _: pytest.fail("an index of CPU builds was asked"))
+    ran = []
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: ran.append(command) or subprocess.CompletedProcess([], 0)
+    )
+    monkeypatch.setattr(sys, "argv", ["install.py", str(tmp_path), ".[dev,gpu]", "--gpu"])
+    with pytest.raises(SystemExit):
+        install.main()
+    pins = Path(ran[0][ran[0].index("--constraint") + 1]).read_text().splitlines()
+    assert {"torch==2.11.0", "triton==3.6.0"} <= set(pins)
+    assert any(line.startswith("pytest==") for line in pins)
+    assert len({line.partition("==")[0] for line in pins}) == len(pins)
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="make")
 @pytest.mark.parametrize("target", ["demo", "test"])
 def test_make_names_the_python_that_it_needs(tmp_path, target):
