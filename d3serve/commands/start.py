@@ -71,7 +71,7 @@ def api(
     from d3serve.api.main import api_main
 
     if exit_with_parent:
-        supervisor.exit_with_parent()
+        supervisor.exit_with_parent(settings.stop_grace_s + supervisor.LEAVE_S)
 
     def listen() -> socket.socket:
         # As a socket, not `fd=`: uvicorn takes a descriptor for a unix one, and without TCP_NODELAY answers wait 40 ms.
@@ -96,7 +96,7 @@ def worker(
     server_of(settings)
     leave_start_folder()
     if exit_with_parent:
-        supervisor.exit_with_parent()  # who has looked already
+        supervisor.exit_with_parent(settings.stop_grace_s + supervisor.LEAVE_S)  # who has looked already
     else:
         preflight(settings, OF_A_WORKER)
     from d3serve.worker.main import worker_main
@@ -116,7 +116,7 @@ def webhooks(redis_url: RedisUrl = None, exit_with_parent: ExitWithParent = Fals
     from d3serve.webhooks.main import webhooks_main
 
     if exit_with_parent:
-        supervisor.exit_with_parent()
+        supervisor.exit_with_parent(settings.stop_grace_s + supervisor.LEAVE_S)
     raise typer.Exit(webhooks_main(settings))
 
 

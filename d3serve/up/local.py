@@ -12,11 +12,10 @@ from d3serve.api_keys import make_key_ring
 from d3serve.logs import configure_logging
 from d3serve.settings import METRICS_FOLDER, Settings
 from d3serve.up.broker import running_broker
-from d3serve.up.supervisor import ProcessTree, listening
+from d3serve.up.supervisor import LEAVE_S, ProcessTree, listening
 
 READY_TIMEOUT_S = 1_800.0  # a 52 GB checkpoint from a cold disk takes minutes
 PROBE_TIMEOUT_S = 2.0
-LEAVE_S = 10.0  # what a process may take to leave beside the worker's grace
 
 
 @contextmanager

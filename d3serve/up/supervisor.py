@@ -14,6 +14,7 @@ from types import FrameType
 from d3serve.errors import StartupError
 
 STOP_TIMEOUT_S = 30.0
+LEAVE_S = 10.0  # what a process may take to leave beside the worker's grace
 EXIT_WITH_PARENT = "--exit-with-parent"  # the flag of every process of a tree
 LONGEST_WORDS_BYTES = 4096
 STDIN = 0
@@ -125,13 +126,21 @@ class ProcessTree:
                 signal.signal(number, handler)
 
 
-def exit_with_parent() -> None:
-    """From now on this process gets SIGTERM when its standard input reaches EOF: its parent is gone."""
+def exit_with_parent(within_s: float) -> None:
+    """From now on this process gets SIGTERM when its standard input reaches EOF: its parent is gone.
+
+    If it is still there after `within_s`, it ends all the same, and what it started with it, as its parent would have
+    seen to: a worker may wait for a broker that went with the parent, and hold its GPU meanwhile.
+    """
 
     def watch() -> None:
-        while os.read(0, 1024):
+        while os.read(STDIN, 1024):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(within_s)
+        if os.getpgrp() == os.getpid():  # as `ProcessTree` starts it
+            os.killpg(0, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()
 

@@ -22,9 +22,9 @@ BODY = {"model": "jev-latest", "state": "s", "questions": {"q": {"type": "noul",
 class Up:
     """One `d3serve up` with the fake engine."""
 
-    def __init__(self, folder, log):
+    def __init__(self, folder, log, model="fake:"):
         self.folder, self._log = folder, log
-        command = [sys.executable, "-m", "d3serve", "up", "--port", "0", "--model", "fake:"]
+        command = [sys.executable, "-m", "d3serve", "up", "--port", "0", "--model", model]
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*command, "--data-dir", str(folder)], stderr=stderr, stdout=subprocess.DEVNULL
@@ -55,12 +55,26 @@ def until(holds, timeout_s):
     return found
 
 
+def descendants(pid):
+    """Process ids of all that a process has started, and these in turn."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    own = [int(child) for listed in lists for child in listed.read_text().split()]
+    return own + [other for child in own for other in descendants(child)]
+
+
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 @pytest.fixture
 def up(tmp_path):
     with ExitStack() as stack:
 
-        def start():
-            tree = Up(tmp_path / "data", tmp_path / "up.log")
+        def start(*model):
+            tree = Up(tmp_path / "data", tmp_path / "up.log", *model)
             stack.callback(tree.process.wait)
             stack.callback(tree.process.kill)
             return tree
@@ -100,6 +114,22 @@ def test_a_broker_that_keeps_dying_ends_the_tree_with_one_line(up):
 
 
 @pytest.mark.faults
+def test_all_end_with_an_up_that_is_killed(up, monkeypatch):
+    monkeypatch.setenv("D3SERVE_STOP_GRACE_S", "0")  # and ten seconds to leave
+    tree = up("fake:?faults=1")
+    with httpx.Client(base_url=tree.url, timeout=30, trust_env=False) as client:
+        job = client.post("/v1/jobs", json={**BODY, "state": "fake:sleep=600"}).json()["id"]
+        until(lambda: client.get(f"/v1/jobs/{job}").json()["status"] == "running", 60)
+    started = descendants(tree.process.pid)
+    assert len(started) > 4
+    tree.process.kill()
+    try:
+        until(lambda: not [pid for pid in started if runs(pid)], 60)
+    finally:
+        for pid in filter(runs, started):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_the_last_line_names_the_process_that_ended_the_tree(up):
     tree = up()
     children = Path(f"/proc/{tree.process.pid}/task/{tree.process.pid}/children").read_text().split()

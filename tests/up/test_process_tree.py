@@ -25,7 +25,8 @@ def test_the_api_serves_an_inherited_descriptor_as_the_tcp_socket_that_it_is(
     served: list[Any] = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda _self, sockets=None: served.extend(sockets or []))
     monkeypatch.setattr(api_main, "configure_logging", lambda _settings: None)
-    monkeypatch.setattr(gc, "freeze", lambda: None)  # the process is pytest's
+    for told in ("freeze", "set_threshold"):
+        monkeypatch.setattr(gc, told, lambda *_: None)  # the process is pytest's
     monkeypatch.setattr(start, "leave_start_folder", lambda: None)
     with bind("127.0.0.1", 0) as listener:
         start.api(redis_url="redis://127.0.0.1:1", fd=listener.detach())
