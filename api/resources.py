@@ -142,6 +142,7 @@ def _model(model: ModelInfo, settings: Settings) -> dict[str, Any]:
         "description": f"{model.full_name}, {model.attention_mode}, {model.dtype} on {model.device}",
         "release_date": RELEASED,
         "revision": model.revision,
+        "identity": model.identity,
         "aliases": list(settings.model_alias),
         "modalities": list(model.modalities),
         "limits": {

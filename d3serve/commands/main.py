@@ -11,6 +11,7 @@ from d3serve.commands.checkpoints import check, models, pull
 from d3serve.commands.demo import demo
 from d3serve.commands.descriptors import raise_descriptor_limit
 from d3serve.commands.doctor import doctor
+from d3serve.commands.evaluate import evaluate
 from d3serve.commands.extras import explained
 from d3serve.commands.new_key import new_key
 from d3serve.commands.operate import operate
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (up, api, worker, webhooks, new_key, ask, submit, models, pull, check, demo, doctor):
+for command in (up, api, worker, webhooks, new_key, ask, submit, evaluate, models, pull, check, demo, doctor):
     app.command()(command)
 app.add_typer(operate, name="jobs")
 
