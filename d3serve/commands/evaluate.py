@@ -13,9 +13,10 @@ import typer
 
 from d3serve import __version__
 from d3serve.client import Client
+from d3serve.client.sending import DEFAULT_URL
 from d3serve.commands.ask import find_server
 from d3serve.commands.extras import missing, modules_of, needs
-from d3serve.commands.options import DEFAULT_URL, Key, KeyFile, Url, read_key
+from d3serve.commands.options import Key, KeyFile, Url, read_key
 from d3serve.commands.submit import submit_file
 from d3serve.commands.terminal import messages, printing
 from d3serve.errors import InvalidRequest, NoWorker
