@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_bundled_cases_are_answered_well_and_a_bad_wording_loses(
     demo_server: str, tmp_path: Path
 ) -> None:
-    folder = ROOT / "checkpoints" / "cases"
+    folder = ROOT / "docs" / "evaluation"
     lines = (folder / "packages.jsonl").read_text().splitlines(keepends=True)
     cases, page = tmp_path / "packages.jsonl", tmp_path / "page.html"
     cases.write_text("".join(line for line in lines if '"developers"' in line))

@@ -152,6 +152,7 @@ def test_the_wheel_holds_every_room_and_nothing_else(tmp_path: Path) -> None:
     pages = {f"d3serve/{p.relative_to(ROOT)}" for p in (ROOT / "api" / "pages").rglob("*.*")}
     assert pages
     assert pages <= set(names)
+    assert "d3serve/evaluation/page.html.j2" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     bundled = {f"d3serve/{path.relative_to(ROOT)}" for path in (ROOT / "checkpoints" / "demo-d3").iterdir()}
     assert {name for name in names if name.startswith("d3serve/checkpoints/")} == bundled
