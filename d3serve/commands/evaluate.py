@@ -21,7 +21,7 @@ from d3serve.commands.submit import submit_file
 from d3serve.commands.terminal import messages, printing
 from d3serve.errors import InvalidRequest, NoWorker
 from d3serve.evaluation.cases import Case, read_cases, read_questions
-from d3serve.evaluation.judged import Answers, judge, read_results
+from d3serve.evaluation.judged import JudgedAnswers, judge, read_results
 
 if TYPE_CHECKING:
     from d3serve.evaluation.report import Report
@@ -41,7 +41,7 @@ class Asker:
 
     def ask(
         self, cases: Sequence[Case], shared: Mapping[str, Any], url: str, kept: Path | None = None
-    ) -> Answers:
+    ) -> JudgedAnswers:
         """The answers of the model that `url` serves now.
 
         Raises:
@@ -88,7 +88,7 @@ class Other:
     name: str
     questions: Mapping[str, Any] | None = None
     url: str | None = None
-    earlier: Answers | None = None
+    earlier: JudgedAnswers | None = None
 
     @classmethod
     def find(cls, told: str, cases: Sequence[Case]) -> Self:
@@ -110,7 +110,7 @@ class Other:
 
     def answers(
         self, asker: Asker, cases: Sequence[Case], shared: Mapping[str, Any], url: str
-    ) -> tuple[Answers, set[str] | None]:
+    ) -> tuple[JudgedAnswers, set[str] | None]:
         """Its answers to the cases, and the questions that differ; None: any may."""
         if self.earlier:
             return self.earlier, None

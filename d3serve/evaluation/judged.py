@@ -56,7 +56,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Answers:
+class JudgedAnswers:
     """What is known of the cases: judged answers, the models that gave them, and why others have none."""
 
     judged: tuple[Judged, ...]
@@ -86,7 +86,7 @@ def read_results(path: Path) -> dict[str, Mapping[str, Any]]:
     return rows
 
 
-def judge(cases: Sequence[Case], results: Mapping[str, Mapping[str, Any]], source: str) -> Answers:
+def judge(cases: Sequence[Case], results: Mapping[str, Mapping[str, Any]], source: str) -> JudgedAnswers:
     """The answers that results hold for the cases.
 
     Raises:
@@ -116,7 +116,7 @@ def judge(cases: Sequence[Case], results: Mapping[str, Mapping[str, Any]], sourc
                     field="against",
                 ) from None
             judged.append(_judged(case, name, probabilities))
-    return Answers(tuple(judged), tuple(models), tuple(missing))
+    return JudgedAnswers(tuple(judged), tuple(models), tuple(missing))
 
 
 def _judged(case: Case, name: str, probabilities: tuple[float, ...]) -> Judged:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.evaluation.cases import read_file, strict_object
 from d3serve.evaluation.figures import Figures, by_question, figures, worst
-from d3serve.evaluation.judged import Answers, Judged
+from d3serve.evaluation.judged import Judged, JudgedAnswers
 from d3serve.evaluation.paired import Comparison, compare, verdict
 from d3serve.evaluation.yes_no import Threshold, Wanted, thresholds
 
@@ -36,7 +36,7 @@ class Report:
 
     cases: str
     number: int
-    answers: Answers
+    answers: JudgedAnswers
     figures: tuple[Figures, ...]
     thresholds: Mapping[str, Sequence[Threshold]]
     worst: tuple[Judged, ...]
@@ -52,7 +52,7 @@ class Report:
 
 
 def evaluate(
-    cases: str, number: int, answers: Answers, wanted: Wanted, against: Against | None = None
+    cases: str, number: int, answers: JudgedAnswers, wanted: Wanted, against: Against | None = None
 ) -> Report:
     """Everything that can be said about the answers.
 
@@ -78,7 +78,7 @@ def evaluate(
     )
 
 
-def set_against(first: str, one: Answers, second: str, other: Answers) -> Against:
+def set_against(first: str, one: JudgedAnswers, second: str, other: JudgedAnswers) -> Against:
     """The comparison of two sets of answers.
 
     Raises:
@@ -89,7 +89,7 @@ def set_against(first: str, one: Answers, second: str, other: Answers) -> Agains
     return Against(first, second, tuple(rows), said, other.models, len(other.missing))
 
 
-def read_report(path: Path) -> Answers | None:
+def read_report(path: Path) -> JudgedAnswers | None:
     """The answers in a report that an earlier evaluation wrote; None if the file is no report.
 
     Raises:
@@ -112,7 +112,7 @@ def read_report(path: Path) -> Answers | None:
             )
             for each in kept["judged"]
         )  # fmt: skip
-        return Answers(judged, tuple(kept["models"]), tuple(kept["missing"]))
+        return JudgedAnswers(judged, tuple(kept["models"]), tuple(kept["missing"]))
     except (KeyError, TypeError, ValueError):
         raise InvalidRequest(f"{path} is a report that lacks its answers", field="against") from None
 

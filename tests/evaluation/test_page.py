@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 from making import choice, noul
 
-from d3serve.evaluation.judged import Answers, Judged
+from d3serve.evaluation.judged import Judged, JudgedAnswers
 from d3serve.evaluation.page import render
 from d3serve.evaluation.report import evaluate, read_report, set_against
 from d3serve.evaluation.yes_no import Wanted
@@ -40,7 +40,7 @@ def page_of(text):
         Judged(text, "d1", "c" + text, "choice", (text, "b" + text), (0.9, 0.1), 1, excerpt=text),
         choice((0.2, 0.3, 0.5), 0, text, "s" + text, options=(text, "m", "h"), kind="score"),
     ]
-    answers = Answers(tuple(judged), (text, "b"), (text,))
+    answers = JudgedAnswers(tuple(judged), (text, "b"), (text,))
     against = set_against(text, answers, text + "2", answers)
     return render(evaluate(text, 5, answers, Wanted(), against), "1.0")
 
@@ -73,14 +73,14 @@ def test_ids_of_several_drawings_do_not_meet():
 
 
 def test_a_page_of_one_case_alone_is_drawn():
-    page = render(evaluate("cases", 1, Answers((noul(1.0, True),), ("m",)), Wanted()), "1.0")
+    page = render(evaluate("cases", 1, JudgedAnswers((noul(1.0, True),), ("m",)), Wanted()), "1.0")
     assert "with one class alone" in page
 
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_report_is_read_again_as_what_was_written(tmp_path, number):
     judged = tuple(noul(0.25 * n, n % 2 == 0, f"c{n}") for n in range(number))
-    answers = Answers(judged, ("m@1",), ("x: failed",))
+    answers = JudgedAnswers(judged, ("m@1",), ("x: failed",))
     path = tmp_path / "report.json"
     against = set_against("a", answers, "b", answers)
     path.write_text(evaluate("cases", 3, answers, Wanted(), against).to_json())
