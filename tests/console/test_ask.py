@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import expect
 
 STATE = 'It\'s $5 `off`, "really" \\ twice.\nSecond line: ünï 日本語 🙂'
@@ -106,7 +105,7 @@ def test_options_keep_their_order_and_json_its_digits(page, take_turns, claimed)
     state = '{"b": 12345678901234567890, "a": [1.0, 1e2], "10": null}'
     box(page, "State").fill(state)
     page.get_by_text("Choice", exact=True).first.click()
-    box(page, "Question").fill("How many?")
+    box(page, "Question 1").fill("How many?")
     for place, name in enumerate(("10", "2")):
         box(page, f"Option {place + 1}").fill(name)
     with take_turns(), sent(page) as request:
@@ -116,27 +115,33 @@ def test_options_keep_their_order_and_json_its_digits(page, take_turns, claimed)
     assert list(json.loads(claimed[0][1])["How many?"]["criteria"]) == ["10", "2"]
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda _: None, "Question 1 asks nothing yet."),
-        (
-            lambda page: page.get_by_text("Score", exact=True).first.click(),
-            "Question 1 needs at least 2 levels.",
-        ),
-        (lambda page: page.get_by_text("JSON", exact=True).click(), "The state is no JSON"),
-    ],
-)
-def test_what_is_not_finished_is_said_before_it_is_sent(page, change, told):
-    change(page)
-    ask(page)
-    expect(page.get_by_role("alert")).to_contain_text(told)
+def test_what_is_not_finished_is_said_before_it_is_sent(page):
+    def refused(told):
+        ask(page)
+        expect(page.get_by_role("alert")).to_contain_text(told)
+
+    refused("Question 1 asks nothing yet.")
+    page.get_by_text("Score", exact=True).first.click()
+    refused("Question 1 needs at least 2 levels.")
+    for place in (1, 2):
+        box(page, f"Level {place}").fill("low")
+    refused("“low” stands twice among the levels of question 1.")
+    page.get_by_text("JSON", exact=True).click()
+    refused("The state is no JSON")
+
+
+def test_on_a_phone_the_answers_come_into_view(open_tab, service, worker, take_turns):  # noqa: ARG001 - who serves
+    page = open_tab(service, width=390).go()
+    page.get_by_role("button", name="Fill in an example").click()
+    with take_turns():
+        ask(page)
+        expect(page.locator(".answer").first).to_be_in_viewport()
 
 
 def test_a_refusal_is_told_in_words(open_tab, service, worker):  # noqa: ARG001 - who serves a model
     page = open_tab(service, expected={422}).go()
     page.get_by_role("button", name="Fill in an example").click()
-    box(page, "Question").nth(1).fill("")
+    box(page, "Question 2").fill("")
     box(page, "Option 1").fill("\u200b")  # which the page takes for a name, and the API for none
     ask(page)
     expect(page.get_by_role("alert")).to_contain_text("blank")
@@ -160,7 +165,7 @@ def word(page, *, files=()):
     """A request with all kinds of questions and awkward letters; gives each form of its code."""
     page.get_by_role("button", name="Fill in an example").click()
     box(page, "State").fill(STATE)
-    box(page, "Question").first.fill('Isn\'t it "$HOME"?')
+    box(page, "Question 1").fill('Isn\'t it "$HOME"?')
     if files:
         page.locator("input[type=file]").set_input_files(files)
         expect(page.locator(".picture")).to_have_count(len(files))
@@ -213,10 +218,10 @@ def test_code_of_a_json_state_asks_the_same(page, take_turns, claimed, tmp_path)
 
 def test_simple_questions_are_flags_of_the_command(page):
     box(page, "State").fill("x")
-    box(page, "Question").fill("Is it late?")
+    box(page, "Question 1").fill("Is it late?")
     assert codes(page)["CLI"].splitlines()[1:] == ["  --state 'x' \\", "  --yes-no 'Is it late?'"]
     page.get_by_role("button", name="Choice question").click()
-    box(page, "Question").nth(1).fill("Which one?")
+    box(page, "Question 2").fill("Which one?")
     for place, name in enumerate(("a", "b")):
         box(page, f"Option {place + 1}").fill(name)
     assert codes(page)["CLI"].splitlines()[-1] == "  --choice 'Which one?: a | b'"

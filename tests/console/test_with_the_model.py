@@ -113,7 +113,7 @@ def test_every_page_with_real_answers(up, open_tab, picture):
 def word(page):
     box = lambda name: page.get_by_role("textbox", name=name, exact=True)  # noqa: E731
     box("State").fill(STATE)
-    box("Question").fill("Does the package need a network?")
+    box("Question 1").fill("Does the package need a network?")
     box("Name in the answer").fill("network")
     for kind, text, name, options in (
         ("Choice", "Which section?", "section", SECTIONS),
@@ -121,7 +121,7 @@ def word(page):
     ):
         page.get_by_role("button", name=f"{kind} question").click()
         card = page.locator(".question").last
-        card.get_by_role("textbox", name="Question", exact=True).fill(text)
+        card.locator("textarea").fill(text)
         card.get_by_role("textbox", name="Name in the answer").fill(name)
         for place, option in enumerate(options):
             if place >= 2:

@@ -113,9 +113,11 @@ export function usePolled(load, everyMs, wanted) {
   useEffect(() => {
     const ended = new AbortController();
     let timer;
+    let first = true;
     const ask = async () => {
       let pause = period;
-      if (!document.hidden) {
+      if (first || !document.hidden) {
+        first = false;
         try {
           const data = await latest.current(ended.signal);
           if (!ended.signal.aborted) setKnown({ wanted, data });

@@ -123,7 +123,12 @@ function useRun() {
 
 function Outcome({ run }) {
   const { job, error, active } = run;
-  return html`<section class="card outcome" aria-labelledby="answers-title">
+  const card = useRef();
+  useEffect(() => {
+    const below = card.current.getBoundingClientRect().top > innerHeight - 160; // on a phone: under the form
+    if ((active || error) && below) card.current.scrollIntoView();
+  }, [active, error]);
+  return html`<section class="card outcome" aria-labelledby="answers-title" ref=${card}>
     <div class="section-head">
       <h2 id="answers-title">Answers</h2>
       ${job && html`<a href=${`#/jobs/${job.id}`}>Job</a>`}

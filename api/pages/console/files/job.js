@@ -170,7 +170,7 @@ function Summary({ job }) {
     ["Lane", request.lane],
     ["Priority", request.priority],
     ["Questions", count(request.questions)],
-    ["State", `${job.done ? "" : "about "}${count(request.state_tokens)} tokens`],
+    ["State", `${job.result ? "" : "about "}${count(request.state_tokens)} tokens`],
     ["Attempt", count(job.attempt)],
     ["Created", html`<${Time} at=${job.created_at} />`],
     ...(job.expires_at ? [["Kept until", moment(job.expires_at)]] : []),

@@ -91,9 +91,11 @@ function Mark() {
   </svg>`;
 }
 
+const TOLD = { 0: "No connection", 401: "Needs a key" };
+
 function Served({ models, error }) {
   const look = error ? "failed" : models?.length ? "succeeded" : "queued";
-  const told = error && error.status !== 401 ? "No connection" : error ? "Needs a key" : models?.length ? models[0].name : models ? "No model loaded" : "";
+  const told = error ? TOLD[error.status] ?? "Refused" : models?.length ? models[0].name : models && "No model loaded";
   return html`<span class=${`served status status-${look}`} role="status">${told && html`<i aria-hidden="true"></i><span dir="auto">${told}</span>`}</span>`;
 }
 

@@ -35,15 +35,14 @@ export function Questions({ questions, onChange }) {
 
 function Question({ question, index, onChange, onRemove }) {
   const number = index + 1;
-  return html`<fieldset class="card question" id=${`question-${question.id}`}>
-    <legend class="unseen">Question ${number}</legend>
+  return html`<fieldset class="card question" id=${`question-${question.id}`} aria-label=${`Question ${number}`}>
     <div class="question-head">
       <${Segmented} label=${`Kind of question ${number}`} name=${`kind-${question.id}`} options=${KINDS}
         value=${question.kind} onChange=${(kind) => onChange({ kind })} />
       <button type="button" class="quiet small" onClick=${onRemove} aria-label=${`Remove question ${number}`}>Remove</button>
     </div>
     <div class="worded">
-      <${Field} label="Question">
+      <${Field} label=${`Question ${number}`}>
         <${Area} value=${question.instructions} onInput=${(instructions) => onChange({ instructions })} rows=${1}
           placeholder=${PLACEHOLDERS[question.kind]} />
       <//>
