@@ -27,7 +27,6 @@ app = typer.Typer(
     name="d3serve",
     help="Serve decision models: post a state and typed questions, get answers with probabilities.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

@@ -1,6 +1,7 @@
 """`d3serve submit`: many jobs from a file, results into another, resumable."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,10 +18,13 @@ from d3serve.commands.questions import Choice, Questions, Score, YesNo, build_qu
 from d3serve.commands.request_file import Line, RequestFile
 from d3serve.commands.result_file import ResultFile
 from d3serve.commands.submit_run import Run, RunPace
-from d3serve.commands.terminal import messages
+from d3serve.commands.terminal import messages, printing
 from d3serve.errors import InvalidRequest, QueueFull, RateLimited, ServiceError
 from d3serve.text.wording import shown
 
+AsJson = Annotated[
+    bool, typer.Option("--json", help="At the end print on standard output how the lines ended, as JSON.")
+]
 PATIENCE_S: Final = 600.0  # a deploy, a broker's restart and a full queue of minutes end within it
 
 
@@ -52,6 +56,7 @@ def submit(
     cancel_on_interrupt: Annotated[
         bool, typer.Option("--cancel-on-interrupt", help="On Ctrl-C cancel the jobs that are at the server.")
     ] = False,
+    as_json: AsJson = False,
     at_once: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of jobs in flight.")] = 64,
     url: Url = DEFAULT_URL,
     api_key: Key = None,
@@ -70,6 +75,7 @@ def submit(
         retry_failed=retry_failed,
         in_order=in_order,
         cancel_on_interrupt=cancel_on_interrupt,
+        as_json=as_json,
     )
     raise typer.Exit(1 if failed else 0)
 
@@ -87,6 +93,7 @@ def submit_file(
     retry_failed: bool = False,
     in_order: bool = False,
     cancel_on_interrupt: bool = False,
+    as_json: bool = False,
     patience_s: float = PATIENCE_S,
 ) -> int:
     """Ask every line of `requests` that has no row in `out` yet; return how many have not succeeded in all.
@@ -102,8 +109,7 @@ def submit_file(
     """
     asked = RequestFile(requests, questions or {}, as_csv)
     with asked, ResultFile(out) as results:
-        if in_order and not results.is_file:
-            raise InvalidRequest("--in-order needs an --out that is a file", field="in_order")
+        _require_file(results, {"--in-order": in_order, "--json": as_json})
         plan = survey(asked, results, retry_failed=retry_failed)
         if plan.waiting:
             find_server(url, api_key)
@@ -122,7 +128,13 @@ def submit_file(
             raise
         if in_order:
             results.rewrite(plan.in_order(results))
-        return _told(run, plan, results, out, console)
+        return _told(run, plan, results, out, console, as_json=as_json)
+
+
+def _require_file(results: ResultFile, flags: Mapping[str, bool]) -> None:
+    """Refuse what cannot be where the results go to standard output."""
+    for flag in (flag for flag, given in flags.items() if given and not results.is_file):
+        raise InvalidRequest(f"{flag} needs an --out that is a file", field="out")
 
 
 @dataclass
@@ -192,7 +204,7 @@ def _stopped(run: Run, plan: Survey, results: ResultFile, out: Path) -> str:
     return f"{said}; the same command goes on from here"
 
 
-def _told(run: Run, plan: Survey, results: ResultFile, out: Path, console: Console) -> int:
+def _told(run: Run, plan: Survey, results: ResultFile, out: Path, console: Console, *, as_json: bool) -> int:
     """How many lines did not succeed, after saying so by their codes."""
     codes = Counter(row.code for key, row in results.entries.items() if row.code and key in plan.order)
     failed = codes.total()
@@ -205,7 +217,22 @@ def _told(run: Run, plan: Survey, results: ResultFile, out: Path, console: Conso
             f"{failed} of {len(plan.order)} did not succeed: {out} says why ({listed}); "
             f"--retry-failed asks them again",
         )
+    if as_json:
+        _print_outcome(run, plan, codes)
     return failed
+
+
+def _print_outcome(run: Run, plan: Survey, codes: Counter[str]) -> None:
+    """For programs: of all lines how many succeeded and why the others did not, and what this run did of it."""
+    outcome = {
+        "lines": len(plan.order),
+        "succeeded": len(plan.order) - codes.total(),
+        "errors": codes,
+        "asked": run.pace.done,
+        "seconds": round(run.pace.seconds, 3),
+    }
+    with printing() as screen:
+        screen.file.write(json.dumps(outcome) + "\n")
 
 
 def _say(console: Console, text: str) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -202,3 +203,22 @@ def test_the_speed_is_told_in_questions_and_tokens(good, service, take_turns):
     with take_turns():
         run(good, service, console=screen)
     assert re.search(r"3 lines in [\d.]+ s: [\d.,]+ questions/s, [\d,]+ tokens/s", screen.file.getvalue())
+
+
+def test_a_program_is_told_how_the_lines_ended(files, service, take_turns, capsys):
+    def printed():  # beside the log of the API, which runs in this process
+        [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+        return json.loads(line)
+
+    with take_turns():
+        assert run(files, service, as_json=True) == 1
+    told = printed()
+    assert told.pop("seconds") > 0
+    assert told == {"lines": 12, "succeeded": 11, "errors": {"invalid_request": 1}, "asked": 12}
+    run(files, service, as_json=True)
+    assert printed()["asked"] == 0
+
+
+def test_the_outcome_does_not_mix_with_the_results(files, service):
+    with pytest.raises(InvalidRequest, match="--json needs an --out that is a file"):
+        run((files[0], Path("-")), service, as_json=True)
