@@ -219,7 +219,7 @@ function flags(draft) {
     if (question.name.trim() || text.length > 200 || described) return null;
     if (question.kind === "noul") return question.yes.trim() || question.no.trim() ? null : ["--yes-no", quotedAlways(text)];
     const parts = [text, ...names.map((option) => option.name.trim())];
-    if (parts.some((part) => /[|:：]/.test(part))) return null;
+    if (parts.some((part) => /[|:：\\]/.test(part))) return null;
     return [`--${question.kind}`, quotedAlways(`${text}: ${names.map((option) => option.name.trim()).join(" | ")}`)];
   });
   const kinds = said.map((flag) => flag && ["--yes-no", "--choice", "--score"].indexOf(flag[0]));
