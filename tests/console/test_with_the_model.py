@@ -66,7 +66,9 @@ def picture():
         page.wait_for_timeout(500)  # bars grow to their length
         shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         IMAGES.mkdir(exist_ok=True)
-        shot.quantize(256, dither=Image.Dither.NONE).save(IMAGES / f"{name}.png", optimize=True)
+        shot.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+            IMAGES / f"{name}.png", optimize=True
+        )
 
     return take
 
