@@ -118,44 +118,52 @@ class BusyShare:
 
 
 def engine_alone(settings: Settings, seconds: float) -> dict[str, Any]:
-    """Questions a second of `decide` on the same mix in turns of the worker's size, tokenized beforehand."""
+    """What `decide` alone does with requests tokenized beforehand: in turns of the worker's size, and one by one."""
     from d3serve.schemas import DecisionRequest
     from d3serve.worker.engines import load_engine
 
     engine: Any = load_engine(settings)
-    source = all_requests()
-    turns: list[tuple[list[Any], int]] = []
-    while len(turns) < 12:
-        jobs, tokens, count = [], 0, 0
-        while tokens < settings.max_batch_tokens:
-            request = DecisionRequest(model="x", **next(source))
-            job = engine.prepare(request.state, request.questions)
-            jobs.append(job)
-            tokens += job.state_tokens + sum(map(len, job.blocks))
-            count += job.questions
-        turns.append((jobs, count))
     asked = DecisionRequest(model="x", state=one_state(0), questions=ONE_QUESTION)
     one = engine.prepare(asked.state, asked.questions)
-    single = []
-    for _ in range(30):
-        engine.cache.forget(one.state_key)
-        began = time.perf_counter()
-        engine.decide([one])
-        single.append((time.perf_counter() - began) * 1000)
-    began, done = time.perf_counter(), 0
-    for jobs, count in itertools.cycle(turns):
-        if time.perf_counter() - began > seconds:
-            break
-        for job in jobs:
-            engine.cache.forget(job.state_key)
-        engine.decide(jobs)
-        done += count
-    elapsed = time.perf_counter() - began
+    single = sorted(_decide_s(engine, [one]) for _ in range(30))[15]
+    source = (DecisionRequest(model="x", **each) for each in all_requests())
+    jobs = (engine.prepare(each.state, each.questions) for each in source)
+    mix = list(itertools.islice(jobs, len(list(text_mix(0)))))
+    alone_s = min(sum(_decide_s(engine, [job]) for job in mix) for _ in range(3))
+    turns = [_turn(jobs, settings.max_batch_tokens) for _ in range(12)]
+    with contextlib.ExitStack() as stack:
+        busy = stack.enter_context(BusyShare()) if shutil.which("nvidia-smi") else None
+        done, took = 0, 0.0
+        for turn in itertools.cycle(turns):
+            if took > seconds:
+                break
+            took += _decide_s(engine, turn)
+            done += sum(job.questions for job in turn)
     return {
-        "questions_s": done / elapsed,
-        "one_question_ms": sorted(single)[15],
+        "questions_s": done / took,
+        "gpu_busy_percent": busy and busy.percent,
+        "one_by_one_questions_s": sum(job.questions for job in mix) / alone_s,
+        "one_question_ms": single * 1000,
         "one_question_tokens": one.state_tokens + len(one.blocks[0]),
     }
+
+
+def _turn(jobs: Iterator[Any], most: int) -> list[Any]:
+    """The next jobs, until they hold `most` tokens."""
+    turn, tokens = [], 0
+    while tokens < most:
+        turn.append(next(jobs))
+        tokens += turn[-1].state_tokens + sum(map(len, turn[-1].blocks))
+    return turn
+
+
+def _decide_s(engine: Any, jobs: list[Any]) -> float:
+    """Seconds of one decision over states that must be read."""
+    for job in jobs:
+        engine.cache.forget(job.state_key)
+    began = time.perf_counter()
+    engine.decide(jobs)
+    return time.perf_counter() - began
 
 
 def main() -> None:
