@@ -1,6 +1,8 @@
 """Which card it is, is asked in one place: an `if` on a card elsewhere is a choice that no test without it can see."""
 
 import ast
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -44,3 +46,20 @@ def test_a_question_is_seen(line, tmp_path):
     path = tmp_path / "a.py"
     path.write_text(line)
     assert questions(path)
+
+
+def test_fla_is_installed_with_a_gpu_alone():
+    """Beside a CPU's torch it breaks Qwen3.5 in transformers, so no install without a GPU may bring it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    with_fla = {
+        name
+        for name, needs in extras.items()
+        if any(each.startswith("flash-linear-attention") for each in needs)
+    }
+    assert with_fla == {"gpu"}
+    with_gpu = {
+        name for name, needs in extras.items() if any(re.match(r"d3serve\[.*gpu", each) for each in needs)
+    }
+    assert with_gpu == set()
+    assert not any("flash" in each for each in project["dependencies"])
