@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 from d3serve.kernels import cards, prefix_bidir
 from d3serve.kernels.attention_tiles import DENSE_ROWS, ELSEWHERE, LARGE, SMALL, choose_tile
@@ -20,9 +21,9 @@ ROOT = Path(__file__).parents[2]
 HOPPER = Card((9, 0), 232_448, 132)
 SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 MOST_REGISTERS = 255  # of a thread, on all of them
-MOST_STACK = (
-    128  # bytes a thread spills in BF16: a few registers, once; a tile that does not fit spills hundreds
-)
+# Bytes that a thread spills in BF16: a few registers, once, where a tile that does not fit spills hundreds. Triton 3.6
+# spills 336 where 3.7 and 3.9 spill none, and 2 KB where they spill 264.
+MOST_STACK = 384 if triton.__version__.startswith("3.6.") else 128
 HEAVIEST = {"_prefix_bidir_kernel", "_merge_kernel", "_chunk_kernel", "_walk_kernel"}
 FLOAT8 = {"_quantize_kernel", "_silu_mul_float8_kernel"}
 
