@@ -8,7 +8,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from d3serve.api import bounds
-from d3serve.media.files import MAX_FILES
+from d3serve.media.files import MAX_FILES, split_state
 from d3serve.media.sizes import (
     MAX_FRAME_PIXELS,
     MAX_IMAGE_BYTES,
@@ -90,14 +90,31 @@ def job_response(
     *,
     status: int = 200,
     result: bytes | None = None,
+    asked: bytes | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSON:
-    """The job as a response; `result` is the text that the worker committed, passed on byte for byte."""
+    """The job as a response; `result` is the text that the worker committed, passed on byte for byte.
+
+    So is `asked`, which `asked_text` makes of the texts that the job was sent with.
+    """
     text = json_text(job_resource(job))
     if result is not None:
         text = text[:-1] + b',"result":' + result + b"}"
+    if asked is not None:
+        text = text[:-1] + b',"asked":' + asked + b"}"
     poll = {} if job.done else {"Retry-After": str(POLL_AFTER_S), "retry-after-ms": str(POLL_AFTER_S * 1000)}
     return JSON(text, status, {**poll, **timing(job), **(headers or {})})
+
+
+def asked_text(job: JobRecord, stored: str, questions: str) -> bytes:
+    """State and questions as they were sent; images and videos by kind, size and SHA-256."""
+    state, files = split_state(stored)
+    text = json_text(state[1:]) if state.startswith("=") else state.encode()
+    shown = [{"type": file.kind, "sha256": file.digest, "bytes": len(file.data())} for file in files]
+    head = json_text({"model": job.request["model"]})[:-1]
+    return b"".join(
+        (head, b',"state":', text, b',"questions":', questions.encode(), b',"media":', json_text(shown), b"}")
+    )
 
 
 def not_modified(response: JSON, if_none_match: str | None) -> Response:

@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from d3serve.schemas import DecisionResponse, JobError, JobEvent, JobStatus, Lane, ModelInfo
+from d3serve.schemas import DecisionResponse, JobError, JobEvent, JobStatus, Lane, ModelInfo, State
+from d3serve.schemas.questions import Question
 from d3serve.store.records import LaneStats, Progress, QueuePosition
 from d3serve.webhooks.outbox import DeliveryState, Try
 
@@ -31,6 +32,23 @@ class JobUrls(BaseModel):
     cancel: str
 
 
+class ShownMedium(BaseModel):
+    """An image or a video that a state shows, by what it is."""
+
+    type: Literal["image", "video"]
+    sha256: str
+    bytes: int
+
+
+class AskedRequest(BaseModel):
+    """What a job was asked, as it was sent."""
+
+    model: str
+    state: State
+    questions: dict[str, Question]
+    media: list[ShownMedium]
+
+
 class JobResource(BaseModel):
     """The job as a client sees it; times are seconds since 1970. Trust `done`, not a list of final statuses.
 
@@ -51,6 +69,7 @@ class JobResource(BaseModel):
     queue: QueuePosition | None = None
     progress: Progress
     result: DecisionResponse | None = None
+    asked: AskedRequest | None = None
     error: JobError | None = None
     metadata: dict[str, str]
     urls: JobUrls

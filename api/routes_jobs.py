@@ -1,5 +1,6 @@
 """`/v1/jobs`: submit, list, poll, wait, follow, fetch the result, cancel, retry, erase."""
 
+import asyncio
 from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -17,7 +18,7 @@ from d3serve.api.direct_route import DirectRoute
 from d3serve.api.events import place_of, stream
 from d3serve.api.openapi import PROBLEMS, operation_id, submission_of, tells
 from d3serve.api.problems import error_of
-from d3serve.api.resources import JSON, job_path, job_response, jobs_page, not_modified, timing
+from d3serve.api.resources import JSON, asked_text, job_path, job_response, jobs_page, not_modified, timing
 from d3serve.api.response_models import JobList, JobResource
 from d3serve.api.webhook_checks import check_job_webhook
 from d3serve.errors import InvalidRequest, JobExpired, JobNotFinished
@@ -44,7 +45,11 @@ class Poll(BaseModel):
     wait: float = Field(
         default=0, ge=0, allow_inf_nan=False, description="Seconds to wait for the job's end."
     )
-    include: Literal["result"] | None = Field(default=None, description="`result`: put the result in.")
+    include: list[Literal["result", "request"]] = Field(
+        default=[],
+        max_length=2,
+        description="`result`: put the result in; `request`: put in what was asked, while it is kept. Repeatable.",
+    )
 
 
 IfNoneMatch = Annotated[
@@ -153,7 +158,11 @@ async def poll(
         raise InvalidRequest(told, field="wait")
     store = parts.store
     job = await (store.wait(job_id, tenant, asked.wait) if asked.wait else store.get(job_id, tenant))
-    response = job_response(job, result=await _result_if_there(parts, job) if asked.include else None)
+    response = job_response(
+        job,
+        result=await _result_if_there(parts, job) if "result" in asked.include else None,
+        asked=await _asked(parts, job) if "request" in asked.include else None,
+    )
     return not_modified(response, if_none_match)
 
 
@@ -211,6 +220,12 @@ async def delete(job_id: str, parts: TheParts, tenant: Writer) -> Response:
     """Erase a job's input and result; from then on it answers 410. 409 while it runs."""
     await parts.store.delete(job_id, tenant)
     return Response(status_code=204)
+
+
+async def _asked(parts: Parts, job: JobRecord) -> bytes:
+    """What the job was asked, as JSON; of its images and videos what they are."""
+    state, questions = await parts.store.asked(job.id)
+    return await asyncio.to_thread(asked_text, job, state, questions)
 
 
 async def _result_if_there(parts: Parts, job: JobRecord) -> bytes | None:

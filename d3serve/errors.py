@@ -13,6 +13,7 @@
     │   ├── AlreadySucceeded         409 already_succeeded
     │   ├── JobExpired               410 result_expired
     │   ├── EventErased              410 event_erased
+    │   ├── RequestErased            410 request_erased
     │   ├── BodyTooLarge             413 body_too_large
     │   ├── UnsupportedMediaType     415 unsupported_media_type
     │   ├── UnsupportedEncoding      415 unsupported_encoding
@@ -151,6 +152,13 @@ class EventErased(RequestError):
     """A webhook event's text is no longer kept, so it cannot be sent again."""
 
     code = "event_erased"
+    http_status = 410
+
+
+class RequestErased(RequestError):
+    """What a job was asked is no longer kept, although the job is."""
+
+    code = "request_erased"
     http_status = 410
 
 

@@ -127,6 +127,10 @@ class AsyncClient:
         """Read a job."""
         return await self._run(protocol.get(job_id))
 
+    async def asked(self, job_id: str) -> Mapping[str, Any]:
+        """Read back what a job was asked."""
+        return await self._run(protocol.asked(job_id))
+
     async def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
         """Return the job once it is done."""
         return await self._run(protocol.wait(job_id, timeout_s))

@@ -164,6 +164,14 @@ class Client:
         """Read a job, with its result if it has one."""
         return self._run(protocol.get(job_id))
 
+    def asked(self, job_id: str) -> Mapping[str, Any]:
+        """Read back what a job was asked: `model`, `state`, `questions`, and what is known of its `media`.
+
+        Raises:
+            RequestErased: it is no longer kept, although the job is.
+        """
+        return self._run(protocol.asked(job_id))
+
     def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
         """Return the job once it is done.
 

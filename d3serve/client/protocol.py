@@ -117,6 +117,17 @@ def get(job_id: str) -> Steps[Job]:
     return _read(response, Job.from_json)
 
 
+def asked(job_id: str) -> Steps[Mapping[str, Any]]:
+    """What a job was asked, while that is kept."""
+    response = yield Send("GET", _path(job_id), {"include": "request"})
+
+    def meaning(body: Any) -> Mapping[str, Any]:
+        told: Mapping[str, Any] = {"state": body["asked"]["state"], **body["asked"]}
+        return told
+
+    return _read(response, meaning)
+
+
 def wait(job_id: str, timeout_s: float | None) -> Steps[Job]:
     """Long-poll until the job says that it is done.
 

@@ -279,6 +279,14 @@ class JobStore:
             await self._raise_missing(job_id, tenant)
         return job, str(text).encode()
 
+    async def asked(self, job_id: str) -> tuple[str, str]:
+        """Read the state of a job that its tenant has read, and its questions, as they are stored.
+
+        Raises:
+            RequestErased: they are no longer kept.
+        """
+        return await self._states.asked(job_id)
+
     async def list_jobs(
         self,
         tenant: str,

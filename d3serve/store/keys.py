@@ -31,8 +31,8 @@ TABLE: dict[KeyName, Key] = {
     # the job
     "job": Key("job:", "hash", "everything about job <id> but its texts", "result TTL, from its end",
                "submit claim progress commit free cancel retry", "API, worker"),
-    "body": Key("body:", "string", "questions of job <id>, JSON as sent", "gone at success, else as job",
-                "submit", "worker"),
+    "body": Key("body:", "string", "questions of job <id>, JSON as sent",
+                "1 h from success if there is room, else as job", "submit", "worker, API (read back)"),
     "res": Key("res:", "string", "DecisionResponse of job <id>, JSON", "as job", "commit", "API"),
     "gone": Key("gone:", "string", "tombstone of job <id>: '<expires> <tenant>'", "result TTL + tombstone TTL",
                 "commit free cancel delete", "API (410, not 404)"),
@@ -50,7 +50,7 @@ TABLE: dict[KeyName, Key] = {
     "rate": Key("rate:", "string", "requests of API key <id> in this minute", "1 min", "API", "API"),
     # the state group: jobs that share one state
     "st": Key("st:", "string", "state of <group>, once: '=text', JSON, '&…' with its media or '@<file> <bytes>'",
-              "while `need` has a member", "submit", "worker, API (sweep)"),
+              "while `need` has a member", "submit", "worker, API (sweep, read back)"),
     "need": Key("need:", "zset", "job ids that need the state of <group>, by until when", "as st",
                 "submit commit free cancel delete", "the same scripts"),
     "grp": Key("grp:", "hash", "<group>: lane, tenant, revision, state_tokens", "deleted when empty", "submit",

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import structlog
 
-from d3serve.errors import StateLost, StorageUnavailable
+from d3serve.errors import RequestErased, StateLost, StorageUnavailable
 from d3serve.store.encode import EncodedJob
 from d3serve.store.private import make_private, opener
 from d3serve.store.table import AsyncTable
@@ -166,6 +166,22 @@ class LargeStates:
         if written not in answer:  # refused, or another job of the group was quicker
             await asyncio.to_thread(self._files.remove, written)
         return answer
+
+    async def asked(self, job_id: str) -> tuple[str, str]:
+        """What a job was asked: the texts of its state and of its questions.
+
+        Raises:
+            RequestErased: one of them is gone.
+        """
+        key = self._table.key
+        group = await self._table.send("hget", key("job", job_id), "group")
+        kept, questions = await self._table.send("mget", key("st", group or ""), key("body", job_id))
+        if kept is not None and kept.startswith(REFERENCE) and self._files is not None:
+            with suppress(StateLost):
+                kept = await asyncio.to_thread(self._files.read, kept)
+        if kept is None or questions is None or kept.startswith(REFERENCE):
+            raise RequestErased(f"what job {job_id} was asked is no longer kept: it goes before the job does")
+        return str(kept), str(questions)
 
     async def sweep(self) -> None:
         """Remove files that nobody refers to; at most twice a minute."""

@@ -19,6 +19,7 @@ FAIRNESS_MS = 5_000  # a group that has waited longer goes before any warm one
 OFFLINE_PATIENCE_MS = (
     30_000  # offline work that has waited longer has half of the work, however much is interactive
 )
+READ_BACK_SHARE = 8  # of what a tenant may keep: beyond it, what has its answer makes room for what waits
 WARM_TTL_MS = 600_000
 WORKER_TTL_MS = 30_000
 MAX_GROUPS = 256
@@ -108,6 +109,7 @@ class TurnStore:
         self._settings = settings
         self._key = self._table.key
         self._files = StateFolder(settings.state_dir) if settings.state_dir else None
+        self._room = settings.max_kept_bytes_per_tenant // READ_BACK_SHARE
         self.worker = worker
         self._read_tokens = 0
         self.serves = (
@@ -191,7 +193,7 @@ class TurnStore:
             (
                 lease, each.job_id, "succeeded", each.response.model_dump_json(),
                 each.response.usage.model_dump_json(), len(each.response.answers),
-                "" if each.pass_ms is None else round(each.pass_ms, 1), identity, "",
+                "" if each.pass_ms is None else round(each.pass_ms, 1), identity, "", self._room,
             )
             for each in successes
         ]  # fmt: skip

@@ -93,8 +93,8 @@ async def test_a_tenant_sees_only_its_own_jobs(as_key):
         theirs = (await globex.post("/v1/jobs", json=BODY, headers=headers)).json()
         assert mine["id"] != theirs["id"], "an idempotency key leads to another tenant's job"
         for client, path in ((globex, mine["urls"]["self"]), (acme, theirs["urls"]["self"])):
-            for method, suffix in (("GET", ""), ("GET", "/result"), ("GET", "/events"), ("POST", "/cancel"),
-                                   ("POST", "/retry"), ("DELETE", "")):  # fmt: skip
+            for method, suffix in (("GET", ""), ("GET", "?include=request"), ("GET", "/result"), ("GET", "/events"),
+                                   ("POST", "/cancel"), ("POST", "/retry"), ("DELETE", "")):  # fmt: skip
                 answer = await client.request(method, path + suffix)
                 assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found"), (method, suffix)
         assert [job["id"] for job in (await globex.get("/v1/jobs")).json()["data"]] == [theirs["id"]]

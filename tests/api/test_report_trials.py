@@ -83,7 +83,7 @@ TRIALS = {
         "test_nobody_there_and_no_answer_are_told_apart_in_the_log",
     ),
     "runpod/runpod-python#250: progress after the end": (
-        "store/test_ends_and_reads.py",
+        "store/test_ends.py",
         "test_progress_cannot_touch_a_job_that_is_done",
     ),
     "wlsdml1114/Engui_Studio#21: gone taken for not there yet": (
@@ -115,7 +115,7 @@ TRIALS = {
         "test_an_idempotency_key_makes_one_job_of_fifty_posts",
     ),
     "ecotask-network/EcoTask-backend#57: a crash before the webhook is noted": (
-        "store/test_ends_and_reads.py",
+        "store/test_ends.py",
         "test_the_webhook_outbox_is_written_with_the_status",
     ),
     "LabsCrypt/remitlend#655: retries that never run": (

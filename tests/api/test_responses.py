@@ -34,7 +34,8 @@ async def test_jobs(described, worker):
     assert "queue" in waiting
     assert "started_at" not in waiting, "what there is not yet is left out"
     worker.work()
-    done = await described(models.JobResource, "GET", f"{path}?include=result")
+    done = await described(models.JobResource, "GET", f"{path}?include=result&include=request")
+    assert list(done["asked"]["questions"]) == ["q"]
     assert done["result"]["answers"]["q"]["noul"] == 0.75
     await described(models.DecisionResponse, "GET", f"{path}/result")
     await described(models.JobResource, "POST", "/v1/jobs", json={**JOB, "state": "another"})

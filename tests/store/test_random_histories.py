@@ -133,9 +133,7 @@ class History:
             assert redis.exists(key("job", what), key("st", what)), "counted, but gone"
             kept[tenant] += int(size)
         assert redis.hgetall(key("kept")) == {tenant: str(size) for tenant, size in kept.items() if size}
-        stored = sum(
-            redis.strlen(name) for part in ("st", "body", "res") for name in redis.keys(key(part, "*"))
-        )
+        stored = sum(redis.strlen(name) for part in ("st", "body") for name in redis.keys(key(part, "*")))
         records = sum(int(redis.hget(name, "record")) for name in redis.keys(key("job", "*")))
         assert sum(kept.values()) == stored + records
         for lane in LANES:

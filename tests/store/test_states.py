@@ -94,7 +94,7 @@ async def test_a_file_lives_as_long_as_the_last_job_that_needs_it(shelf, make_re
     for _ in range(2):
         await shelf.submit()
     assert len(shelf.files()) == 1
-    worker = shelf.worker()
+    worker = shelf.worker(max_kept_bytes_per_tenant=0)
     turn = worker.claim(1)
     for job in turn.jobs:
         shelf.age()
@@ -170,7 +170,7 @@ async def test_tenants_share_no_file(shelf):
 
 async def test_a_replayed_submit_writes_nothing(shelf, make_response):
     first = await shelf.submit(key="k")
-    worker = shelf.worker()
+    worker = shelf.worker(max_kept_bytes_per_tenant=0)
     worker.succeed(worker.claim(1).lease, first, make_response())
     shelf.age()
     await shelf.sweep()

@@ -97,7 +97,7 @@ class TestSubmit:
     async def test_one_state_is_stored_once_and_leaves_with_its_last_reader(self, table, make_response):
         ids = [await table.submit("same") for _ in range(3)]
         assert len(table.redis.keys(table.key("st", "*"))) == 1
-        worker = table.worker()
+        worker = table.worker(max_kept_bytes_per_tenant=0)  # no room for reading back
         turn = worker.claim(1)
         for job_id in ids:
             assert table.redis.keys(table.key("st", "*"))

@@ -1,10 +1,11 @@
 -- COMMIT: end a running job; only for the lease that holds it, but for a refusal, which no other attempt would find
 -- otherwise. A final status is never overwritten.
 -- ARGV: lease, id, 'succeeded'|'failed', result or error (JSON), usage (JSON or ''), questions done,
---       milliseconds of its passes ('' none), identity of the weights ('' unknown), '1' where it is a refusal.
+--       milliseconds of its passes ('' none), identity of the weights ('' unknown), '1' where it is a refusal,
+--       bytes up to which a tenant may keep what it has an answer to.
 -- Answers 1, also when this lease has committed before and the answer was lost; else 0.
-local lease, id, status, text, usage, done, pass_ms, identity, refusal = unpack(ARGV)
-local j = read(id, 'status', 'lease', 'ttl_ms', 'group')
+local lease, id, status, text, usage, done, pass_ms, identity, refusal, room = unpack(ARGV)
+local j = read(id, 'status', 'lease', 'ttl_ms', 'group', 'tenant')
 local open, mine = j.status == 'queued' or j.status == 'running', j.lease == lease
 if not mine and not (open and refusal == '1') then
   return 0
@@ -36,7 +37,7 @@ if status == 'succeeded' then
   if spent.state_tokens > 0 then
     redis.call('HINCRBY', K('work'), spent.state_cached and 'states_cached' or 'states_read', 1)
   end
-  finish(id, status, now_ms())
+  finish(id, status, now_ms(), nil, tonumber(redis.call('HGET', K('kept'), j.tenant) or 0) <= tonumber(room))
 else
   finish(id, status, now_ms(), text)
 end

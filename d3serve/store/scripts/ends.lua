@@ -25,10 +25,12 @@ local function bury(id, tenant, expires, ttl_ms)
   redis.call('SET', K('gone', id), int(expires) .. ' ' .. tenant, 'PX', int(ttl_ms))
 end
 
+local KEEP_INPUT_MS = {canceled = CANCELED_INPUT_MS, succeeded = ANSWERED_INPUT_MS}
 local post_event -- in events.lua, which comes next
 
 -- The only way into a final status: TTLs, tombstone, counters, outbox and waiters in the same step.
-local function finish(id, status, now, error_json)
+-- What succeeded keeps its input for a while only on `keep_input`: nobody needs it but who reads it back.
+local function finish(id, status, now, error_json, keep_input)
   local job = K('job', id)
   local j = read(id, 'group', 'tenant', 'ttl_ms', 'tomb_ms', 'lease', 'record')
   local expires = now + j.ttl_ms
@@ -39,15 +41,17 @@ local function finish(id, status, now, error_json)
   redis.call('PEXPIRE', job, j.ttl_ms)
   bury(id, j.tenant, expires, j.ttl_ms + j.tomb_ms)
   redis.call('ZREM', K('deadlines'), id)
-  if status == 'succeeded' then
+  local record = (j.record or 0) + redis.call('STRLEN', K('res', id))
+  redis.call('HSET', job, 'record', int(record))
+  if status == 'succeeded' and not keep_input then
     redis.call('DEL', K('body', id))
     release_state(j.group, id, j.tenant, nil)
-    hold_job(id, j.tenant, (j.record or 0) + redis.call('STRLEN', K('res', id)), expires)
+    hold_job(id, j.tenant, record, expires)
   else
-    local input_ms = math.min(j.ttl_ms, status == 'canceled' and CANCELED_INPUT_MS or INPUT_MS)
+    local input_ms = math.min(j.ttl_ms, KEEP_INPUT_MS[status] or INPUT_MS)
     redis.call('PEXPIRE', K('body', id), int(input_ms))
     release_state(j.group, id, j.tenant, now + input_ms)
-    hold_job(id, j.tenant, (j.record or 0) + redis.call('STRLEN', K('body', id)), now + input_ms)
+    hold_job(id, j.tenant, record + redis.call('STRLEN', K('body', id)), now + input_ms)
   end
   if j.lease then
     redis.call('SREM', K('leasejobs', j.lease), id)

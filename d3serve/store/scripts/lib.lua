@@ -5,6 +5,7 @@ local FOREVER = 9e15
 local WAKE_MS = 2000
 local INPUT_MS = 24 * 3600 * 1000 -- how long a job that did not succeed can be retried, if it is kept for so long
 local CANCELED_INPUT_MS = 3600 * 1000
+local ANSWERED_INPUT_MS = 3600 * 1000 -- how long what succeeded can be read back, where there is room
 local RECORD_BYTES = 1024 -- what a job takes in Redis beside its texts, on the safe side
 
 -- Milliseconds, and microseconds as their fraction, so that no two jobs are of one age.
