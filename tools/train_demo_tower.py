@@ -120,16 +120,15 @@ class Training:
         return f"loss {float(torch.stack(loss).mean()):.3f}  {told}"
 
     def ask(self, seen: Seen) -> tuple[Tensor, Tensor]:
-        """The mean loss of one question of each kind about each picture; the share of right answers [kinds]."""
-        numbers = self._prompts.numbers(seen.truths, self._rng)
-        logits = self._logits(seen, numbers)
-        asked, truths = numbers >= 0, self._prompts.truths[numbers.clamp(min=0)]
-        each = F.cross_entropy(logits.flatten(0, 1), truths.flatten(), reduction="none").view_as(asked)
-        right = ((logits.argmax(-1) == truths) & asked).sum(0) / asked.sum(0)
-        return (each * asked).sum() / asked.sum(), right
+        """The mean loss of questions about each picture; the share of right answers by kind [kinds]."""
+        numbers, kinds = self._prompts.numbers(seen.truths, self._rng)
+        logits, truths = self._logits(seen, numbers), self._prompts.truths[numbers]
+        right = logits.argmax(-1) == truths
+        shares = [right[kinds == kind].float().mean() for kind in range(len(WORDS))]
+        return F.cross_entropy(logits.flatten(0, 1), truths.flatten()), torch.stack(shares)
 
     def _logits(self, seen: Seen, numbers: Tensor) -> Tensor:
-        """What the checkpoint answers to the questions by number [B, kinds]: [B, kinds, OPTIONS]."""
+        """What the checkpoint answers to questions by number [B, ASKED]: [B, ASKED, OPTIONS]."""
         features = self.tower.features(seen.pictures)
         batch, pads = self._prompts.batch(numbers, features.shape[1], self._rng)
         logits: Tensor = self._network(batch, shown=Shown(pads, features)) / self._temperature

@@ -22,6 +22,8 @@ STATES = (
 OFFERED = 4  # options of most questions; as many as there are of the others
 VARIANTS = 24  # of a question with the same true answer
 LONGER = 0.25  # share of questions with all options
+HARD = {"colour": 1, "shape": 4, "count": 3, "place": 4}  # how often each is asked
+ASKED = 2  # questions about a picture, of different kinds
 STEP = 32  # lengths are padded to whole chunks of the gated delta rule
 
 
@@ -77,16 +79,16 @@ class Prompts:
         """A state by number, as it is asked about."""
         return STATES[number]
 
-    def numbers(self, truths: Sequence[dict[str, str]], rng: Rng) -> Tensor:
-        """One question of each kind about each picture, by number [B, kinds]; -1 where nothing is known."""
-        rows = [
-            [
-                self._first[name, row[name]] + int(rng.integers(VARIANTS)) if name in row else -1
-                for name in WORDS
-            ]
-            for row in truths
-        ]
-        return torch.tensor(rows, device=self._device)
+    def numbers(self, truths: Sequence[dict[str, str]], rng: Rng) -> tuple[Tensor, Tensor]:
+        """Some questions about each picture, by number [B, ASKED], and which kind each is, by its place in WORDS."""
+        kinds, numbers = [], []
+        for row in truths:
+            shares = np.array([HARD[name] if name in row else 0 for name in WORDS], dtype=np.float64)
+            chosen = rng.choice(len(WORDS), ASKED, replace=False, p=shares / shares.sum())
+            names = [list(WORDS)[kind] for kind in chosen]
+            kinds.append(chosen)
+            numbers.append([self._first[name, row[name]] + int(rng.integers(VARIANTS)) for name in names])
+        return tuple(torch.as_tensor(np.array(each), device=self._device) for each in (numbers, kinds))  # type: ignore[return-value]
 
     def batch(self, numbers: Tensor, pads: int, rng: Rng) -> tuple[Batch, Tensor]:
         """Prompts with `pads` tokens of a picture, about a state of chance, and where those are [B, S]."""
@@ -97,10 +99,14 @@ class Prompts:
         for row, tokens in enumerate(rows):
             ids[row, width - len(tokens) :] = tokens
         padded = torch.as_tensor(ids, device=self._device)
-        chosen, known = torch.as_tensor(states, device=self._device)[:, None], numbers.clamp(min=0)
+        chosen = torch.as_tensor(states, device=self._device)[:, None]
         lengths = torch.tensor(list(map(len, rows)), device=self._device)
         made = Batch(
-            padded, lengths, self._blocks[chosen, known], self._lengths[chosen, known], self._counts[known]
+            padded,
+            lengths,
+            self._blocks[chosen, numbers],
+            self._lengths[chosen, numbers],
+            self._counts[numbers],
         )
         return made, padded == self._pad
 

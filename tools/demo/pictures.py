@@ -118,7 +118,7 @@ def draw(rng: Rng, width: int, height: int, *, held_out: bool | None = False) ->
     radii, centres = _places(rng, width, height, count)
     for radius, (x, y) in zip(radii, centres, strict=True):
         _thing(picture, rng, shape, ink, paper, (x * SMOOTH, y * SMOOTH), radius * SMOOTH)
-    picture = picture.resize((width, height), Image.Resampling.BOX)
+    picture = picture.reduce(SMOOTH)
     if rng.random() < 0.3:
         picture = picture.filter(ImageFilter.GaussianBlur(float(rng.uniform(0.3, 1.2))))
     pixels = np.asarray(picture)
