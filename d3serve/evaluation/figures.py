@@ -33,7 +33,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Bin:
-    """JudgedAnswers of about one probability: how sure they were on average, and how often that came true."""
+    """Answers of about one probability: how sure they were on average, and how often that came true."""
 
     said: float
     came_true: Share
