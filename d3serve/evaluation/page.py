@@ -6,7 +6,6 @@ from importlib.resources import files
 from typing import Any, Final
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from d3serve.evaluation.figures import ALL, Confusion, Figures, by_question, swaps
 from d3serve.evaluation.paired import verdict
@@ -48,8 +47,8 @@ def _section(report: Report, row: Figures, place: int) -> dict[str, Any]:
     return {
         "row": row,
         "anchor": f"q{place}",
-        "reliability": Markup(reliability(row.calibration, f"r{place}", yes=row.kind == "noul")),  # noqa: S704 - no text of a user's is in it
-        "curves": Markup(threshold_curves(group, chosen, f"t{place}")) if chosen else "",  # noqa: S704 - the same
+        "reliability": reliability(row.calibration, f"r{place}", yes=row.kind == "noul"),
+        "curves": threshold_curves(group, chosen, f"t{place}") if chosen else "",
         "thresholds": chosen,
         "confusion": _shaded(row.confusion) if row.confusion and small else None,
         "swaps": swaps(row.confusion, MOST_SWAPS) if row.confusion and not small else [],

