@@ -6,11 +6,12 @@ from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
-from service import HandWorker, service, serving, settings, take_turns, worker
+from service import HandWorker, service, serving, settings, take_turns
 
+from d3serve.store import turns
 from d3serve.store.keys import Keys
 
-__all__ = ["service", "serving", "settings", "take_turns", "worker"]
+__all__ = ["service", "serving", "settings", "take_turns"]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WITHIN_MS = 60_000  # a busy machine is no bug
 expect.set_options(timeout=WITHIN_MS)
@@ -26,6 +27,17 @@ def browser():
         chromium = playwright.chromium.launch(executable_path=path, args=arguments)
         yield chromium
         chromium.close()
+
+
+@pytest.fixture
+def worker(settings, monkeypatch):
+    """A hand-driven worker that has the patience of a browser on a busy machine."""
+    monkeypatch.setattr(turns, "WORKER_TTL_MS", 10 * WITHIN_MS)
+    hand = HandWorker(settings)
+    hand.turns.lease_s = 10 * WITHIN_MS / 1000
+    hand.show_itself()
+    yield hand
+    hand.turns.close()
 
 
 class Tab:
