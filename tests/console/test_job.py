@@ -63,7 +63,18 @@ def test_its_life_is_followed_to_the_answers(post, worker, tab):
     expect(page.locator(".answer")).to_contain_text("75.0%")
     expect(page.get_by_role("region", name="Usage")).to_contain_text("9 tokens, read once")
     expect(page.get_by_role("region", name="Request")).to_contain_text("case")
+    expect(page.get_by_role("region", name="State")).to_contain_text("hello")
+    expect(page.locator(".answer")).to_contain_text("Is it late?")
     expect(page.get_by_role("status").filter(has_text="The job succeeded.")).to_have_count(1)
+
+
+def test_a_request_that_is_no_longer_kept_is_missed_in_words(post, worker, open_tab, service, raw_redis, key):
+    job_id = post()
+    worker.work()
+    raw_redis.delete(key("body", job_id))
+    page = open_tab(service, expected={410}).go(f"jobs/{job_id}")
+    expect(page.get_by_text("What it was asked is no longer kept.")).to_be_visible()
+    expect(page.locator(".answer")).to_contain_text("75.0%")
 
 
 def test_a_failure_is_told_in_words_and_retried(post, worker, tab):

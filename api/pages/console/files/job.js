@@ -1,6 +1,7 @@
 // *Job*: one job as it goes: its time line, its progress, its answers, its webhook's deliveries.
 import { Answers, Facts, Usage } from "./answers.js";
 import { call, callWithHeaders, events } from "./api.js";
+import { Asked, instructionsOf, useAsked } from "./asked.js";
 import { Deliveries } from "./deliveries.js";
 import { html, useCallback, useEffect, useState } from "./dom.js";
 import { count, duration, moment, plural } from "./format.js";
@@ -9,6 +10,7 @@ import { Confirm, Copy, Progress, Status, Text, Time, Trouble } from "./ui.js";
 export function Job({ id, go }) {
   const { job, passMs, error, again } = useJob(id);
   const act = useActions(id, again, go);
+  const read = useAsked(id, Boolean(job));
   return html`<article class="job" aria-labelledby="job-title">
     <a class="back" href="#/jobs">Jobs</a>
     <div class="page-head">
@@ -22,10 +24,11 @@ export function Job({ id, go }) {
     ${job && html`<div class="job-columns">
       <section aria-labelledby="job-answers" class="card">
         <div class="section-head"><h2 id="job-answers">Answers</h2></div>
-        ${job.result ? html`<${Answers} answers=${job.result.answers} />` : html`<p class="hint">${without(job)}</p>`}
+        ${job.result ? html`<${Answers} answers=${job.result.answers} asked=${instructionsOf(read.asked)} />` : html`<p class="hint">${without(job)}</p>`}
       </section>
       <div class="job-side">
         <${Summary} job=${job} />
+        <${Asked} read=${read} />
         ${job.result && html`<section class="card" aria-labelledby="job-usage">
           <div class="section-head"><h2 id="job-usage">Usage</h2></div>
           <${Usage} usage=${job.result.usage} model=${job.result.model} />
