@@ -23,6 +23,7 @@ EXTRA_OF: Final = {
     "scipy": "eval",
     "matplotlib": "eval",
     "narwhals": "eval",
+    "markupsafe": "eval",
 }
 CONTAINS: Final = {"gpu": {"worker"}}  # an extra that brings another one too
 
