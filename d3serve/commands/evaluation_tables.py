@@ -50,6 +50,8 @@ def _figures(report: Report) -> Table:
             f"{row.commonest:.1%}", f"{row.log_loss:.3f}", f"{row.brier:.3f}",
             f"{calibration.error:.3f}" + (" (chance)" if calibration.error <= calibration.by_chance else ""),
         )  # fmt: skip
+    table.caption = "ECE with (chance): no more than perfectly calibrated answers have by chance"
+    table.caption_justify = "left"
     return table
 
 

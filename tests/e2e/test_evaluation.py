@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,3 +31,18 @@ def test_the_bundled_cases_are_answered_well_and_a_bad_wording_loses(
     assert accuracy["section"] > 0.85
     assert told["against"]["verdict"].startswith(f"{questions} is better")
     assert "<svg" in page.read_text()
+
+
+def test_the_documented_frame_gets_its_columns(demo_server: str, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "evaluation.md").read_text()
+    [example] = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    script = example.replace("http://127.0.0.1:8000", demo_server)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()[1:]
+    assert first.split()[1] == "True"
+    assert first.endswith("games")
+    assert second.endswith("network tools")
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 2
