@@ -1,16 +1,20 @@
 """fla's rule on the GPU, behind our plans: against the FP32 reference, against ours, and alone against in company."""
 
+import warnings
+
 import pytest
 import torch
 
 from d3serve.kernels import gated_delta, recurrence_plan, reference
 from d3serve.kernels.segments import Segment
 
-fla_rule = pytest.importorskip(
-    "d3serve.kernels.fla_rule", reason="fla is not installed", exc_type=ImportError
-)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of fla, and of what it imports
+    fla_rule = pytest.importorskip(
+        "d3serve.kernels.fla_rule", reason="fla is not installed", exc_type=ImportError
+    )
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
 HK, HV, D = 16, 48, 128
 SCALE = D**-0.5

@@ -194,6 +194,7 @@ def test_warm_up_leaves_nothing_to_compile_or_capture(tiny_checkpoint, jobs):
     assert probabilities(engine, jobs[:1]).isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore")  # of fla, and of what it imports
 def test_an_engine_with_the_rule_of_fla_is_as_near_to_float32_as_with_ours(tiny_checkpoint, engine, jobs):
     pytest.importorskip("fla", reason="fla is not installed")
     exact, errors = probabilities(engine, jobs), {}
