@@ -68,6 +68,15 @@ def test_its_life_is_followed_to_the_answers(post, worker, tab):
     expect(page.get_by_role("status").filter(has_text="The job succeeded.")).to_have_count(1)
 
 
+def test_a_state_in_json_is_shown_with_the_digits_that_were_sent(service, worker, tab):  # noqa: ARG001 - who serves
+    body = '{"model": "jev-latest", "state": {"n": 12345678901234567890, "x": 1.0}, "questions": %s}'
+    sent = body % json.dumps(BODY["questions"])
+    answer = httpx.post(f"{service}/v1/jobs", content=sent, headers={"Content-Type": "application/json"})
+    state = tab.go(f"jobs/{answer.json()['id']}").get_by_role("region", name="State")
+    expect(state).to_contain_text('"n": 12345678901234567890')
+    expect(state).to_contain_text('"x": 1.0')
+
+
 def test_a_request_that_is_no_longer_kept_is_missed_in_words(post, worker, open_tab, service, raw_redis, key):
     job_id = post()
     worker.work()

@@ -54,11 +54,18 @@ export async function call(path, options) {
   return (await callWithHeaders(path, options)).body;
 }
 
-/** The JSON of an answer, and its headers. */
-export async function callWithHeaders(path, options) {
+/** The JSON of an answer, read with `parse`, and its headers. */
+export async function callWithHeaders(path, { parse = JSON.parse, ...options } = {}) {
   const response = await send(path, options);
   const text = await response.text();
-  return { body: text ? JSON.parse(text) : null, headers: response.headers };
+  return { body: text ? parse(text) : null, headers: response.headers };
+}
+
+/** JSON whose numbers keep their digits when they are written again, in browsers that can do so. */
+export function parseExactly(text) {
+  return JSON.parse(text, (_, value, context) =>
+    typeof value === "number" && JSON.rawJSON && context ? JSON.rawJSON(context.source) : value,
+  );
 }
 
 /**

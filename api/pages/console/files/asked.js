@@ -1,5 +1,5 @@
 // What a job was asked, read back as long as the server keeps it.
-import { call } from "./api.js";
+import { call, parseExactly } from "./api.js";
 import { html, useEffect, useState } from "./dom.js";
 import { bytes, told } from "./format.js";
 import { Text, Trouble } from "./ui.js";
@@ -13,7 +13,7 @@ export function useAsked(id, known) {
     if (!known) return undefined;
     const ended = new AbortController();
     const tell = (fields) => ended.signal.aborted || setRead(fields);
-    call(`v1/jobs/${encodeURIComponent(id)}?include=request`, { signal: ended.signal })
+    call(`v1/jobs/${encodeURIComponent(id)}?include=request`, { signal: ended.signal, parse: parseExactly })
       .then((job) => tell({ asked: job.asked }))
       .catch((error) => tell(error.status === GONE ? { erased: true } : { error }));
     return () => ended.abort();
@@ -37,7 +37,7 @@ export function Asked({ read }) {
     <div class="section-head"><h2 id="asked-title">State</h2></div>
     <${Text} as="pre" class=${`state ${typeof asked.state === "string" ? "" : "mono"}`} tabindex="0" aria-labelledby="asked-title" value=${text} />
     ${asked.media.map(
-      (file) => html`<p class="hint" key=${file.sha256}>${file.type}, ${bytes(file.bytes)}, <code>sha256 ${file.sha256.slice(0, 16)}…</code></p>`,
+      (file) => html`<p class="hint" key=${file.sha256}>${file.type}, ${bytes(Number(file.bytes.rawJSON ?? file.bytes))}, <code>sha256 ${file.sha256.slice(0, 16)}…</code></p>`,
     )}
   </section>`;
 }
