@@ -9,6 +9,7 @@ from typing import Any
 import pydantic_core
 from pydantic import TypeAdapter
 
+from d3serve.errors import IdempotencyKeyReused
 from d3serve.media.files import MediaFile, join_state
 from d3serve.media.sizes import MediaKind
 from d3serve.schemas import DecisionRequest, JobOptions, Lane, State, WebhookTarget
@@ -20,6 +21,7 @@ PRIORITY_STEP_MS = 30_000
 MAX_ATTEMPTS = 3  # a job that ends so many workers is their end
 TOMBSTONE_TTL_S = 7 * 86_400  # an expired job answers 410, not 404, for as long as a result may be kept
 PRIORITY_RANK = {"high": -1, "normal": 0, "low": 1}
+FINGERPRINT = 1  # one more with each change of how it is made: those kept, for a day, are then not compared
 QUESTIONS: TypeAdapter[dict[str, Question]] = TypeAdapter(dict[str, Question])
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
@@ -54,10 +56,11 @@ class EncodedRequest:
 
     @property
     def fingerprint(self) -> str:
-        """What two requests share if they ask for the same."""
+        """What two requests share if they ask for the same, behind the version of how that is told."""
         asked = hashlib.sha256(self.questions).hexdigest()
         options = self.options.model_dump_json(exclude_defaults=True)
-        return hashlib.sha256(to_json([self.model, options, self.state_digest, asked]).encode()).hexdigest()
+        whole = to_json([self.model, options, self.state_digest, asked])
+        return f"{FINGERPRINT}:{hashlib.sha256(whole.encode()).hexdigest()}"
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,17 @@ def encode_job(
         state=request.state,
         questions=request.questions,
         fields={name: value for name, value in fields.items() if value != ""},
+    )
+
+
+def key_reused(fingerprint: str, first: str, firsts: str) -> IdempotencyKeyReused:
+    """The error for a key under which another fingerprint is kept, which may have been made in another way."""
+    if firsts.rpartition(":")[0] == fingerprint.rpartition(":")[0]:
+        told = "with another body"
+    else:
+        told = "before an upgrade of this service, which cannot tell whether the body is the same"
+    return IdempotencyKeyReused(
+        f"this Idempotency-Key came before, for job {first}, {told}", details={"job_id": first}
     )
 
 

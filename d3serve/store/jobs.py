@@ -11,7 +11,6 @@ from typing import Any, NoReturn, Self
 
 from d3serve.errors import (
     AlreadySucceeded,
-    IdempotencyKeyReused,
     JobExpired,
     JobNotFinished,
     JobNotFound,
@@ -22,7 +21,7 @@ from d3serve.schemas import DecisionRequest, JobStatus, Lane, ModelInfo
 from d3serve.settings import Settings
 from d3serve.store.census import LANES, Census
 from d3serve.store.connect import AsyncRedisClient, open_async
-from d3serve.store.encode import EncodedJob, EncodedRequest, encode_job, encode_request
+from d3serve.store.encode import EncodedJob, EncodedRequest, encode_job, encode_request, key_reused
 from d3serve.store.erasure import Eraser
 from d3serve.store.limits import Limits
 from d3serve.store.listing import Filters, page
@@ -104,7 +103,7 @@ class JobStore:
         The lane is `request.job.lane`, else chosen from an estimate of the length.
 
         Raises:
-            IdempotencyKeyReused: the key came before with another fingerprint.
+            IdempotencyKeyReused: the key came before with another fingerprint; `details["job_id"]` says for which job.
             QueueFull: as many jobs, or bytes, wait as may; `details["retry_after_s"]` is a guess.
             QuotaExceeded: of this tenant as many jobs wait, or bytes are kept, as may.
             StorageUnavailable: also before Redis is quite full.
@@ -123,7 +122,7 @@ class JobStore:
             *(part for field in job.fields.items() for part in field),
         ))  # fmt: skip
         if answer[0] == "reused":
-            raise IdempotencyKeyReused("this Idempotency-Key came before with another body")
+            raise key_reused(fingerprint, *answer[1:])
         if answer[0] in ("full", "quota"):
             raise await self._limits.refusal(tenant, *answer)
         return _submitted(answer, fresh=(request, tenant, job))

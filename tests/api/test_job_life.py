@@ -242,9 +242,12 @@ async def test_an_idempotency_key_makes_one_job_of_fifty_posts(client, stats):
 
 async def test_an_idempotency_key_with_another_body_is_refused(client):
     headers = {"Idempotency-Key": "k-2"}
-    await client.post("/v1/jobs", json=body(), headers=headers)
+    first = await client.post("/v1/jobs", json=body(), headers=headers)
     answer = await client.post("/v1/jobs", json=body(state="other"), headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (422, "idempotency_key_reused")
+    assert answer.json()["job_id"] == first.json()["id"]
+    assert answer.headers["location"] == first.headers["location"]
+    assert "with another body" in answer.json()["detail"]
 
 
 async def test_cancel_is_idempotent_in_every_state(client, worker):

@@ -5,6 +5,9 @@ import asyncio
 import pytest
 
 from d3serve.api import served
+from d3serve.api.validation import check_request
+from d3serve.settings import Settings
+from d3serve.store import encode
 
 pytestmark = pytest.mark.anyio
 NOUL = {"type": "noul", "instructions": "Is it spam?"}
@@ -219,3 +222,18 @@ async def test_a_revision_is_kept_with_the_job_and_an_unknown_one_refused(client
     stored = {row["id"]: row["request"] for row in (await client.get("/v1/jobs")).json()["data"]}
     assert stored[pinned["id"]] == pinned["request"]
     assert stored[free["id"]] == free["request"]
+
+
+async def test_a_key_from_before_an_upgrade_is_not_said_to_have_had_another_body(client, monkeypatch):
+    first = await client.post("/v1/jobs", json=SYSTEM_ONE, headers=KEYS[1])
+    monkeypatch.setattr(encode, "FINGERPRINT", encode.FINGERPRINT + 1)
+    again = await client.post("/v1/jobs", json=SYSTEM_ONE, headers=KEYS[1])
+    assert (again.status_code, again.json()["code"]) == (422, "idempotency_key_reused")
+    assert "cannot tell whether the body is the same" in again.json()["detail"]
+    assert again.json()["job_id"] == first.json()["id"]
+
+
+def test_the_version_of_fingerprints_goes_up_with_how_they_are_made():
+    request = encode.encode_request(check_request(body(priority="low", metadata={"a": "b"}), Settings()))
+    version, _, made = request.fingerprint.partition(":")
+    assert (int(version), made[:16]) == (1, "130efbbfb7d74daa"), "raise encode.FINGERPRINT, and pin both anew"

@@ -4,7 +4,8 @@
 --       max_tenant_bytes (that may be kept), then field, value ... of the job.
 -- `state` is '=text' or JSON, or '@...', a reference to the file that holds it, or '': look, it may be here already.
 -- Answers {'new', id, wake 0/1, lane, file, created} or {'old', id, 0, lane, file}, where `file` is the reference
--- that the group has ('' none); or {'state'}: send it; or {'reused'}, or {'full', jobs}, or {'quota', 'jobs'|'bytes', used}.
+-- that the group has ('' none); or {'state'}: send it; or {'reused', id, fingerprint}, both
+-- of the first; or {'full', jobs}, or {'quota', 'jobs'|'bytes', used}.
 -- The first write may fail for want of memory; nothing is half written then.
 local id, group, lane, tenant, state, state_bytes, questions = unpack(ARGV, 1, 7)
 local offset, expires, idem, print, idem_ttl, max_jobs, max_bytes = unpack(ARGV, 8, 14)
@@ -22,7 +23,7 @@ if idem ~= '' then
   if seen then
     local first, fingerprint = string.match(seen, '^(%S+) (.*)$')
     if first ~= id and fingerprint ~= print then
-      return {'reused'}
+      return {'reused', first, fingerprint}
     elseif first ~= id and redis.call('EXISTS', K('job', first)) == 1 then
       return {'old', first, 0, lane, file()} -- else it is gone, and whoever asks again wants an answer
     end
