@@ -54,7 +54,9 @@ SCRIPTS = {hashlib.sha1(lua.script(name).encode()).hexdigest(): name for name in
 LINE = re.compile(
     r'^(?P<at>\d+\.\d+) \[\d+ (?P<client>[^\]]+)\] "(?P<command>[^"]+)"(?: "(?P<first>[^"]*)")?'
 )
-PASS_MS = re.compile(r'"([\d.]+)" "[^"]*" ""$')  # among the last arguments of a commit
+PASS_MS = re.compile(
+    r'}" "\d+" "([\d.]+)" "'
+)  # of a commit, behind its usage and how many questions are done
 TICKS_MS = 1000 / os.sysconf("SC_CLK_TCK")
 
 
@@ -170,7 +172,10 @@ def stages(seen: list[Seen], job: dict[str, Any], sent: float, received: float) 
             continue
         if each.name == "commit" and "commit" not in last:
             last["commit"] = each.at
-            pass_s = float(PASS_MS.search(each.line)[1]) / 1000
+            found = PASS_MS.search(each.line)
+            if found is None:
+                raise SystemExit(f"no time of the passes in this commit: {each.line[-300:]}")
+            pass_s = float(found[1]) / 1000
         elif "commit" not in last and each.name in ("submit", "claim", "progress"):
             if each.name != "submit" or "submit" not in last:
                 last[each.name] = each.at
