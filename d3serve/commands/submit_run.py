@@ -31,6 +31,7 @@ from d3serve.errors import (
 
 SHOW_EVERY_S: Final = 1.0
 SAY_EVERY_S: Final = 30.0  # where there is no bar
+READ_BYTES: Final = 64 * 2**10
 RETRY_S: Final = 5.0  # between tries of a line that the server itself could not serve
 SETTLE_S: Final = 5.0  # for a submission that an interrupt met on its way
 CANCEL_WITHIN_S: Final = 20.0  # for all jobs of an interrupted run together
@@ -136,13 +137,11 @@ class Run:
         """Take a line when one ends, so that no more are in memory than are at the server."""
         gate = asyncio.Semaphore(self.at_once)
         async with asyncio.TaskGroup() as group:
-            while True:
-                await gate.acquire()
-                line = await asyncio.to_thread(next, lines, None)
-                if line is None:
-                    return
-                asked = group.create_task(self._line(line))
-                asked.add_done_callback(lambda _: gate.release())
+            while some := await asyncio.to_thread(_some, lines):
+                for line in some:
+                    await gate.acquire()
+                    asked = group.create_task(self._line(line))
+                    asked.add_done_callback(lambda _: gate.release())
 
     async def _line(self, line: Line) -> None:
         named = {} if line.custom_id is None else {"custom_id": line.custom_id}
@@ -271,6 +270,15 @@ class Run:
     _progress: Progress = field(init=False)
     _task: TaskID = field(init=False)
     _client: AsyncClient = field(init=False)
+
+
+def _some(lines: Iterator[Line]) -> list[Line]:
+    """The next lines, few enough to be nothing in memory; a thread for each would cost as much as to send it."""
+    some, size = list[Line](), 0
+    while size < READ_BYTES and (line := next(lines, None)) is not None:
+        some.append(line)
+        size += line.size
+    return some
 
 
 def _refused(status: str, error: D3ServeError) -> dict[str, Any]:
