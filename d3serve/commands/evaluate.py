@@ -48,7 +48,7 @@ class Asker:
             D3ServeError: the server cannot be used, or `kept` holds answers to something else.
         """
         pinned = self._pinned(url)
-        out = kept or self._kept(shared, pinned)
+        out = kept or self._kept(url, shared, pinned)
         requests = ({"custom_id": case.digest, **case.request(), **pinned} for case in cases)
         with tempfile.TemporaryDirectory(prefix="d3serve-evaluate-") as folder:
             asked = Path(folder) / "cases.jsonl"
@@ -76,7 +76,7 @@ class Asker:
         raise NoWorker(f"{url} serves no model yet" if not models else f"{url} does not serve {self.model}")
 
     def _kept(self, *told: Any) -> Path:
-        """Where answers are kept: a file for each wording and model. A case more or less changes nothing."""
+        """Where answers are kept: a file for each server, wording and model. A case more or less changes nothing."""
         digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
         return self.path.with_name(f"{self.path.stem}.answers-{digest}.jsonl")
 

@@ -81,6 +81,16 @@ def test_what_was_kept_is_not_asked_again(frame, client, take_turns, worker, tmp
     assert len([json.loads(line) for line in kept.read_text().splitlines()]) == 4
 
 
+def test_what_other_weights_answered_is_asked_anew(frame, client, take_turns, worker, tmp_path):
+    with take_turns():
+        ask_frame(frame, "text", QUESTIONS, client=client, keep=tmp_path / "kept.jsonl")
+        worker.show_itself(revision=None, identity="trained again")
+        while client.models()[0]["identity"] != "trained again":  # the API remembers them for a second
+            pass
+        ask_frame(frame, "text", QUESTIONS, client=client, keep=tmp_path / "kept.jsonl")
+    assert jobs_made(worker) == 4
+
+
 def test_a_row_without_answers_ends_it_or_is_told(frame, client, take_turns, worker):
     wrong = {"spam": YesNo("x" * 10), "team": Choice("Which?", ["a"])}  # one option is no choice
     with take_turns():

@@ -116,6 +116,16 @@ def test_an_earlier_report_and_an_answers_file_are_compared_with(cases, service,
         assert told["against"]["verdict"] == "no difference: both give the same answers"
 
 
+def test_another_server_is_asked_itself(cases, service, take_turns):
+    same = service.replace("127.0.0.1", "localhost")
+    with take_turns():
+        done, told = evaluated(cases, "--json", "--url", service, "--against", same)
+    assert done.exit_code == 0, done.output
+    assert told["against"]["verdict"] == "no difference: both give the same answers"
+    assert (told["against"]["first"], told["against"]["second"]) == (service, same)
+    assert len(list(cases.parent.glob("cases.answers-*.jsonl"))) == 2
+
+
 def test_a_page_that_cannot_be_written_is_told(cases, service, take_turns):
     with take_turns():
         done, _ = evaluated(cases, "--url", service, "--html", cases.parent / "none" / "page.html")
