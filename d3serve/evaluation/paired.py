@@ -14,6 +14,8 @@ from d3serve.evaluation.judged import Judged
 
 SIGNIFICANT: Final = 0.05
 RESAMPLES: Final = 9_999
+FEWEST: Final = 999
+ALL_CELLS: Final = 50_000_000  # of all resamples of many cases, which then need fewer: some seconds
 CELLS: Final = 2_000_000  # of a table of resamples: 16 MB
 Floats = NDArray[np.float64]
 
@@ -139,10 +141,14 @@ def _interval(away: Floats) -> tuple[float, float]:
             else (float("-inf"), float("inf"))
         )
     found: Any = bootstrap(
-        (away,), np.mean, confidence_level=CONFIDENCE, n_resamples=RESAMPLES, method="percentile",
+        (away,), np.mean, confidence_level=CONFIDENCE, n_resamples=_resamples(len(away)), method="percentile",
         batch=max(1, CELLS // len(away)), rng=np.random.default_rng(SEED),
     )  # fmt: skip
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+def _resamples(cases: int) -> int:
+    return max(FEWEST, min(RESAMPLES, ALL_CELLS // cases))
 
 
 def _permuted(first: Floats, second: Floats) -> float:
@@ -152,7 +158,7 @@ def _permuted(first: Floats, second: Floats) -> float:
         return 1.0  # one case tells nothing
     tested: Any = permutation_test(
         (first, second), lambda x, y, axis: np.mean(y - x, axis=axis), permutation_type="samples",
-        n_resamples=RESAMPLES, batch=max(1, CELLS // len(first)), vectorized=True,
+        n_resamples=_resamples(len(first)), batch=max(1, CELLS // len(first)), vectorized=True,
         rng=np.random.default_rng(SEED),
     )  # fmt: skip
     return float(tested.pvalue)
