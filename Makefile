@@ -46,7 +46,7 @@ clean:
 	rm -rf $(VENV) $(DEMO) build dist *.egg-info
 
 $(VENV)/.demo: pyproject.toml constraints.txt
-	$(PYTHON) tools/install.py $(VENV) ".[worker,embedded]"
+	$(PYTHON) tools/install.py $(VENV) ".[worker,embedded,media]"
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt

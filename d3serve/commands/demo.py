@@ -1,7 +1,9 @@
-"""`d3serve demo`: one real job about a package that the bundled checkpoint never met in training."""
+"""`d3serve demo`: real jobs about a package and a drawing that the bundled checkpoint never met in training."""
 
+from importlib.util import find_spec
 from typing import Any, Final
 
+import httpx
 import typer
 
 from d3serve.commands.ask import post, show_table
@@ -57,9 +59,44 @@ TRUTHS: Final[dict[str, str]] = {
     "dependencies": "3 to 6",
 }
 
+# Two blue squares on grey: a shape and a colour that were never drawn together for training.
+PICTURE: Final = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAAQAAAAEABAMAAACuXLVVAAAAMFBMVEXGzsrFzcnEzMjDy8fCysbBycXAyMS/x8O+xsK8xMC7"
+    "w7+6wr65wb24wLy3v7tpjqyr6Bz2AAABZUlEQVR42u3cPU4CURQF4IMBbKFjWVTWuAM7dQdjZ01lrRYsy5LWn2QsiJVAYiBc"
+    "mflO+UImX+bdx5mhIBERERERkeIMpsWAiwAAAAAAAPQdMFTHAAAAAAAA6tgMAAAAAACoY3UMAAAAAACgjs0AAAAAAIA6VscA"
+    "AAAAAADq2AzsWL852QzsWJ81Sdr7OkCSZNAkyV0dYJMmSd4ei4dw1jSOYb8Al9WAgRmoruMtM/A+tQUAAKcELKoBEzPwO+tq"
+    "wNO5bMH46E/Fe3K7bfGhq2/Hx/+gr+I9gHHv78B/BLTVgE8z0Nk3o62rH8tcTSoBSZ6TZLyoA/zciWR0XQfYHMBlksyrh3Dl"
+    "GJ4PYH5CwPrwt6rDACszAAAA0IVHsoN+gh5tW/zbH33ZAgAAgOERr9W+nhzQvhRvwZch7H0d2wIAAAAAAAB1DAAAAAAAoI5t"
+    "AQAAAAAAgDoGAAAAAAAAAAAA6ALgG8FtHeFvz4LhAAAAAElFTkSuQmCC"
+)
+DRAWING: Final[dict[str, Any]] = {
+    "state": "A drawing",
+    "images": [PICTURE],
+    "questions": {
+        "colour": {
+            "type": "choice",
+            "instructions": "Which colour is it?",
+            "criteria": dict.fromkeys(("red", "blue", "green", "yellow")),
+        },
+        "shape": {
+            "type": "choice",
+            "instructions": "Which shape is it?",
+            "criteria": dict.fromkeys(("circle", "star", "square", "triangle")),
+        },
+        "count": {
+            "type": "choice",
+            "instructions": "How many are there?",
+            "criteria": dict.fromkeys(("one", "two", "three", "four")),
+        },
+    },
+}
+DRAWN: Final[dict[str, str]] = {"colour": "blue", "shape": "square", "count": "two"}
+DECODERS: Final = ("PIL", "av")  # what the extra `media` brings
+
 
 def demo(model: Model = None, data_dir: DataDir = None) -> None:
-    """Start everything on a free port, post one real job over HTTP, print its answers and stop."""
+    """Start everything on a free port, post real jobs over HTTP, print their answers and stop."""
     settings = Settings.load(model=model or BUNDLED, data_dir=data_dir, port=0, log_level="warning")
     leave_start_folder()
     preflight(settings, CHECKS)
@@ -67,5 +104,16 @@ def demo(model: Model = None, data_dir: DataDir = None) -> None:
     with running(settings) as (_, url):
         console.print(f"broker, API and worker are up at [bold]{url}[/bold]; POST {url}/v1/jobs:")
         console.print_json(data=REQUEST)
-        job = post(url, REQUEST, api_key=None, console=console)
-        raise typer.Exit(0 if show_table(job, TRUTHS) else 1)
+        succeeded = show_table(post(url, REQUEST, api_key=None, console=console), TRUTHS)
+        if _looks(url):
+            shown = DRAWING | {"images": [f"{PICTURE[:40]}… {len(PICTURE)} characters"]}
+            console.print("and a drawing of two blue squares:")
+            console.print_json(data=shown)
+            succeeded &= show_table(post(url, DRAWING, api_key=None, console=console), DRAWN)
+        raise typer.Exit(0 if succeeded else 1)
+
+
+def _looks(url: str) -> bool:
+    """Whether the model reads images, and this host can decode them."""
+    [model] = httpx.get(f"{url}/v1/models", trust_env=False).json()["models"]
+    return "image" in model["modalities"] and all(map(find_spec, DECODERS))

@@ -17,7 +17,7 @@ from oracle import Oracle, difference
 from pydantic import TypeAdapter
 
 from d3serve.api.bounded_connection import MAX_HEAD_BYTES
-from d3serve.commands.demo import REQUEST, TRUTHS
+from d3serve.commands.demo import DRAWING, DRAWN, REQUEST, TRUTHS
 from d3serve.schemas import DecisionRequest
 from d3serve.schemas.questions import Answer
 
@@ -117,9 +117,11 @@ def test_the_demo_answers_about_a_package_as_its_maintainers_do(tmp_path: Path) 
         [cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line
     ]
     answers = {row[0]: (row[1], row[-1]) for row in rows}
-    assert list(answers) == list(REQUEST["questions"])
+    assert list(answers) == [*REQUEST["questions"], *DRAWING["questions"]]
     for name in ("section", "needs a network", "is a game", "role"):
         assert answers[name] == (TRUTHS[name], TRUTHS[name])
+    for name, truth in DRAWN.items():
+        assert answers[name] == (truth, truth)
     assert "read once" in done.stdout
 
 

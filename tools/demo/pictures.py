@@ -121,7 +121,7 @@ def draw(rng: Rng, width: int, height: int, *, held_out: bool | None = False) ->
     picture = picture.reduce(SMOOTH)
     if rng.random() < 0.3:
         picture = picture.filter(ImageFilter.GaussianBlur(float(rng.uniform(0.3, 1.2))))
-    pixels = np.asarray(picture)
+    pixels = np.array(picture)
     if rng.random() < 0.4:
         grain = rng.normal(0, rng.uniform(1, 9), (height, width, 1))
         pixels = np.clip(pixels + grain, 0, 255).astype(np.uint8)
