@@ -8,9 +8,8 @@ import httpx
 import pytest
 
 from d3serve import errors
-from d3serve.client import AsyncClient, Client, verify_webhook
+from d3serve.client import AsyncClient, Client
 from d3serve.client import protocol as wire
-from d3serve.webhooks.signing import new_secret, signature_headers
 
 QUESTIONS = {"spam": {"type": "noul", "instructions": "Is it spam?"}}
 QUEUED = {"id": "job_1", "status": "queued", "done": False, "attempt": 0}
@@ -391,11 +390,3 @@ async def test_no_character_of_a_text_ends_or_forges_an_event(mark, service, tak
             assert [event.name for event in events][-2:] == ["answer", "done"]
             assert events[-1].data["metadata"]["note"] == note
             assert events[-2].data["question"] == f"q{mark}1"
-
-
-def test_a_webhook_is_verified_by_the_client():
-    secret = new_secret()
-    headers = signature_headers("msg_1", int(time.time()), b"{}", [secret])
-    verify_webhook(headers, b"{}", secret)
-    with pytest.raises(errors.InvalidRequest):
-        verify_webhook(headers, b"{ }", secret)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import standardwebhooks
 
+from d3serve.client import verify_webhook
 from d3serve.errors import InvalidRequest
 from d3serve.webhooks.signing import new_secret, signature_headers, verify
 
@@ -183,3 +184,11 @@ def test_a_secret_that_is_no_text_of_ours_is_refused_by_name(secret):
     _, now, headers = good()
     with pytest.raises(InvalidRequest, match="24 to 64 bytes"):
         verify(headers, BODY, secret, now_s=now)
+
+
+def test_a_webhook_is_verified_by_the_client():
+    secret = new_secret()
+    headers = signature_headers("msg_1", int(time.time()), b"{}", [secret])
+    verify_webhook(headers, b"{}", secret)
+    with pytest.raises(InvalidRequest):
+        verify_webhook(headers, b"{ }", secret)

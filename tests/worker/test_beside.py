@@ -182,5 +182,6 @@ async def test_the_event_stream_tells_a_share_that_grows_with_time_and_the_time_
     (began, first, _), (ended, last, _) = told[0], told[-1]
     for now, share, eta_s in told:
         line = first + (last - first) * (now - began) / (ended - began)
-        assert share == pytest.approx(line, abs=0.25)
-        assert eta_s > 0
+        assert share == pytest.approx(line, abs=0.35)
+        assert eta_s >= 0  # in tenths: none may be left of the last
+    assert told[0][2] > 0
