@@ -4,10 +4,19 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
+from d3serve.errors import InvalidSettings
+
 
 def cache_folder() -> Path:
-    """The folder of all downloads."""
-    return Path(constants.HF_HUB_CACHE).expanduser()
+    """The folder of all downloads.
+
+    Raises:
+        InvalidSettings: this user has no home folder, and no other one is set.
+    """
+    try:
+        return Path(constants.HF_HUB_CACHE).expanduser()
+    except RuntimeError:
+        raise InvalidSettings("no home folder for downloads from the Hub: choose one with HF_HOME") from None
 
 
 def is_cached(model: str) -> bool:

@@ -37,7 +37,8 @@ def preflight(settings: Settings, checks: Sequence[Check]) -> None:
     Raises:
         StartupError: the last of what is wrong; the others have been said.
     """
-    wrong = [found.words for found in (look(check, settings) for check in checks) if found.good is False]
+    found = [look(check, settings) for check in checks]
+    wrong = list(dict.fromkeys(each.words for each in found if each.good is False))  # two may find the same
     for words in wrong[:-1]:
         tell_error(words)
     if wrong:

@@ -11,6 +11,7 @@ from d3serve.errors import RequestError, StateLost, error_class
 from d3serve.schemas import DecisionResponse, JobError, Lane, Usage
 from d3serve.settings import Settings
 from d3serve.store.connect import RedisClient, open_sync
+from d3serve.store.memory import SpareRoom
 from d3serve.store.records import Stage
 from d3serve.store.states import REFERENCE, StateFolder
 from d3serve.store.table import Argument, Table
@@ -110,6 +111,7 @@ class TurnStore:
         self._key = self._table.key
         self._files = StateFolder(settings.state_dir) if settings.state_dir else None
         self._room = settings.max_kept_bytes_per_tenant // READ_BACK_SHARE
+        self._spare = SpareRoom(self._table)
         self.worker = worker
         self._read_tokens = 0
         self.serves = (
@@ -188,16 +190,19 @@ class TurnStore:
 
     def succeed_all(self, lease: str, successes: Sequence[Success], identity: str) -> list[bool]:
         """End jobs with their answers, each in a step of its own, all in one round trip; as `succeed`."""
+        if not successes:
+            return []
         self._read_tokens += sum(each.response.usage.computed_tokens for each in successes)
+        room = self._room if self._spare.is_there() else 0
         calls = [
             (
                 lease, each.job_id, "succeeded", each.response.model_dump_json(),
                 each.response.usage.model_dump_json(), len(each.response.answers),
-                "" if each.pass_ms is None else round(each.pass_ms, 1), identity, "", self._room,
+                "" if each.pass_ms is None else round(each.pass_ms, 1), identity, "", room,
             )
             for each in successes
         ]  # fmt: skip
-        return [bool(accepted) for accepted in self._table.run_each("commit", calls)] if calls else []
+        return [bool(accepted) for accepted in self._table.run_each("commit", calls)]
 
     def take_read_tokens(self) -> int:
         """The tokens that were read for answers since this was last asked: all but those that were cached."""

@@ -166,7 +166,8 @@ def test_a_user_without_a_home_needs_none(tmp_path: Path) -> None:
         if kept is not None:
             os.environ["HOME"] = kept
     assert "choose one with --data-dir" in refused.stderr
-    assert len(refused.stderr.splitlines()) == 1
+    assert "choose one with HF_HOME" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 2
 
 
 def test_whatever_the_umask_nobody_else_can_read_or_change_what_is_kept(tmp_path: Path) -> None:

@@ -174,6 +174,19 @@ class TestReadingBack:
         with pytest.raises(RequestErased):
             await table.jobs.asked(job_id)
 
+    @pytest.mark.parametrize(("used", "is_kept"), [(25, True), (26, False)])
+    async def test_where_redis_fills_no_answered_request_is_kept(
+        self, table, make_response, monkeypatch, used, is_kept
+    ):
+        """Of many tenants each keeps little, and all of them may fill it."""
+        job_id = await table.submit("the state")
+        worker = table.worker()
+        full = {"maxmemory": 100, "used_memory": used}
+        monkeypatch.setattr(worker._table.client, "info", lambda _section: full)
+        worker.succeed(worker.claim(1).lease, job_id, make_response())
+        assert bool(table.redis.keys(table.key("st", "*"))) == is_kept
+        assert bool(table.redis.exists(table.key("body", job_id))) == is_kept
+
     async def test_a_large_state_is_read_from_its_file(self, table, make_request, make_response, tmp_path):
         settings = table.settings.model_copy(update={"state_dir": tmp_path / "states"})
         async with JobStore(table.jobs._table.client, settings) as jobs:
