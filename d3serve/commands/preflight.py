@@ -157,9 +157,8 @@ def torch_build() -> str:
 
 
 def folders(settings: Settings) -> Found:
-    """The folders that are written to: the broker's data where it is ours, and that of large states."""
-    places = [] if settings.redis_url else [settings.data_folder()]
-    places += [settings.state_dir] if settings.state_dir else []
+    """The folders that are written to, which this user must be able to write to."""
+    places = _written_to(settings)
     for place in places:
         above = existing(place)
         if not above.is_dir():
@@ -171,9 +170,7 @@ def folders(settings: Settings) -> Found:
 
 def disk(settings: Settings) -> Found:
     """Room for what is written there."""
-    places = [] if settings.redis_url else [settings.data_folder()]
-    places += [settings.state_dir] if settings.state_dir else []
-    free = [(shutil.disk_usage(existing(place)).free, place) for place in places]
+    free = [(shutil.disk_usage(existing(place)).free, place) for place in _written_to(settings)]
     if not free:
         return Found("none is needed")
     least, place = min(free)
@@ -182,6 +179,12 @@ def disk(settings: Settings) -> Found:
             f"{least / 2**20:,.0f} MiB are free for {place}, at least {LEAST_FREE_BYTES / 2**20:,.0f} are needed"
         )
     return Found(f"{least / 2**30:,.0f} GiB are free for {place}")
+
+
+def _written_to(settings: Settings) -> list[Path]:
+    """The broker's data where it is ours, and the folder of large states."""
+    places = [] if settings.redis_url else [settings.data_folder()]
+    return places + ([settings.state_dir] if settings.state_dir else [])
 
 
 def existing(path: Path) -> Path:
