@@ -7,6 +7,7 @@ from collections import namedtuple
 from types import SimpleNamespace
 
 import pytest
+from answering import answering
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
@@ -75,22 +76,8 @@ def test_a_service_that_runs_is_no_fault(service_url, redis_url):
 @pytest.fixture
 def service_url():
     """Something that answers as an API process does when it is asked whether it lives."""
-    import http.server
-    import threading
-
-    class Alive(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200 if self.path == "/healthz" else 404)
-            self.send_header("X-Request-Id", "1")
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Alive) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with answering("/healthz", {"X-Request-Id": "1"}) as url:
+        yield url
 
 
 def test_the_checks_before_a_start_are_done_in_a_moment(tmp_path):

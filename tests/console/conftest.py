@@ -4,6 +4,7 @@ import os
 import shutil
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from playwright.sync_api import expect, sync_playwright
 from service import HandWorker, service, serving, settings, take_turns
@@ -103,6 +104,18 @@ def tab(open_tab, service):
 @pytest.fixture
 def page(tab, worker):  # noqa: ARG001 - who serves a model
     return tab.go()
+
+
+@pytest.fixture
+def post(service, worker, request):  # noqa: ARG001 - who serves a model
+    """Posts the job that a file's tests look at; its id."""
+
+    def send(**job):
+        answer = httpx.post(f"{service}/v1/jobs", json=request.module.BODY | {"job": job})
+        assert answer.status_code == 202, answer.text
+        return answer.json()["id"]
+
+    return send
 
 
 @pytest.fixture

@@ -28,16 +28,6 @@ def settings(redis_url, raw_redis):  # noqa: ARG001 - the server is emptied firs
     return Settings(redis_url=redis_url, webhook_allow=("127.0.0.0/8",))
 
 
-@pytest.fixture
-def post(service, worker):  # noqa: ARG001 - who serves a model
-    def send(**job):
-        answer = httpx.post(f"{service}/v1/jobs", json=BODY | {"job": job})
-        assert answer.status_code == 202, answer.text
-        return answer.json()["id"]
-
-    return send
-
-
 def press(page, name):
     page.get_by_role("button", name=name, exact=True).click()
 

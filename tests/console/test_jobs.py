@@ -3,24 +3,11 @@
 import json
 import time
 
-import httpx
 import pytest
 from playwright.sync_api import expect
 
 MANY, PAGE = 10_000, 25
 BODY = {"model": "jev-latest", "state": "hello", "questions": {"q": {"type": "noul", "instructions": "x"}}}
-
-
-@pytest.fixture
-def post(service, worker):  # noqa: ARG001 - who serves a model
-    """Posts a job; its id."""
-
-    def send(**job):
-        answer = httpx.post(f"{service}/v1/jobs", json=BODY | {"job": job})
-        assert answer.status_code == 202, answer.text
-        return answer.json()["id"]
-
-    return send
 
 
 @pytest.fixture

@@ -1,43 +1,23 @@
 """What `make` does on a bare machine: the Python it needs, the index it asks for torch, what it says meanwhile."""
 
-import http.server
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import install
 import pytest
+from answering import answering
 
 ROOT = Path(__file__).parents[2]
 
 
-@contextmanager
-def an_index():
-    """A package index that knows torch."""
-
-    class Index(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200 if self.path == "/torch/" else 404)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Index) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
 def test_an_index_is_reached_where_it_answers_and_only_there(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with an_index() as index:
+    with answering("/torch/") as index:  # a package index that knows torch
         assert install.reaches(index)
         assert not install.reaches(f"{index}/other")
     assert not install.reaches(index), "nobody listens there any more"
