@@ -14,7 +14,7 @@ def calls(table, worker):
     return table.redis.lrange(table.key("call", worker.worker), 0, -1)
 
 
-@pytest.mark.sabotage("submit", "    and not call_idle(lane)\n", "")
+@pytest.mark.sabotage("submit", "    and not call_idle(lane, group)\n", "")
 async def test_who_submits_calls_one_that_waits_and_need_wake_nobody(table, make_request):
     first, second = table.worker("first"), table.worker("second")
     for worker in (first, second):
@@ -97,3 +97,21 @@ async def test_a_worker_that_nobody_knows_any_more_claims_nothing(table):
     worker.serve("a model", {"load": "loaded"})
     turn = worker.claim(1)
     assert (turn.known, len(turn.jobs)) == (True, 1)
+
+
+@pytest.mark.sabotage("submit", "wants_wake(group_lane, '1', group)", "wants_wake(group_lane)")
+@pytest.mark.sabotage("submit", " or 0) >= now and holder", " or 0) > now + 9e9 and holder")
+async def test_of_those_that_wait_the_holder_of_the_state_is_called(table, make_request, make_response):
+    first, holder = table.worker("first"), table.worker("holder")
+    await table.submit("a")
+    turn = holder.claim(1)
+    holder.succeed(turn.lease, turn.jobs[0].id, make_response())
+    holder.free(turn.lease, "back", [turn.jobs[0].group])
+    for worker in (first, holder):
+        waits(worker, 60_000 if worker is first else 61_000)
+    assert not (await table.jobs.submit(make_request("a"), tenant="me")).wake
+    assert [calls(table, first), calls(table, holder)] == [[], ["interactive"]]
+    waits(holder, 0)
+    table.redis.delete(table.key("wake", "interactive"))
+    assert not (await table.jobs.submit(make_request("a"), tenant="me")).wake
+    assert calls(table, first) == ["interactive"], "another rather than nobody"

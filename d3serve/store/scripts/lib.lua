@@ -50,9 +50,12 @@ local function say(worker, ttl_ms, ...)
   redis.call('ZREMRANGEBYSCORE', K('workers'), '-inf', int(now))
 end
 
--- Calls a worker that waits for work of the lane without Celery; whether there was one.
-local function call_idle(lane)
-  local worker = redis.call('ZRANGEBYSCORE', K('idle', lane), int(now_ms()), '+inf', 'LIMIT', 0, 1)[1]
+-- Calls a worker that waits for work of the lane without Celery: the one that holds the group's state, if it waits.
+-- Another would read it again, or leave it to that one and call it. Whether there was one.
+local function call_idle(lane, group)
+  local now, holder = now_ms(), group and redis.call('GET', K('warm', group))
+  local worker = holder and tonumber(redis.call('ZSCORE', K('idle', lane), holder) or 0) >= now and holder
+    or redis.call('ZRANGEBYSCORE', K('idle', lane), int(now), '+inf', 'LIMIT', 0, 1)[1]
   if not worker then
     return false
   end
@@ -64,12 +67,12 @@ local function call_idle(lane)
 end
 
 -- Sees to it that somebody hears of the lane's work. True when the caller must send a wake-up for it: nobody has sent
--- one that is still out, and no worker could be called.
-local function wants_wake(lane, hops)
+-- one that is still out, and no worker could be called. `group`, where it is one that has brought it.
+local function wants_wake(lane, hops, group)
   return redis.call('ZCARD', K('ready', lane)) > 0
     and redis.call('LLEN', K('mq', lane)) == 0
     and redis.call('SET', K('wake', lane), hops or '1', 'NX', 'PX', WAKE_MS) ~= false
-    and not call_idle(lane)
+    and not call_idle(lane, group)
 end
 
 -- Groups wait on shelves: one of each lane for whoever comes, and one for each revision that jobs name.

@@ -23,4 +23,4 @@ redis.call('DEL', K('gone', id))
 local lane = enqueue(id, read(id, unpack(QUEUE_FIELDS)))
 place(j.group)
 tell(id, 'queued')
-return {'new', id, wants_wake(lane) and 1 or 0, lane, ''}
+return {'new', id, wants_wake(lane, '1', j.group) and 1 or 0, lane, ''}

@@ -99,4 +99,4 @@ place_on(group, group_lane, tenant, shelf(group_lane, job.revision))
 if not stored then
   state = string.sub(state, 1, 1) == '@' and state or ''
 end
-return {'new', id, wants_wake(group_lane) and 1 or 0, group_lane, stored and file() or state, tonumber(now)}
+return {'new', id, wants_wake(group_lane, '1', group) and 1 or 0, group_lane, stored and file() or state, tonumber(now)}
