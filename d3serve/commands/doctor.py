@@ -11,14 +11,14 @@ from rich.table import Table
 
 from d3serve import __version__
 from d3serve.api_keys import make_key_ring
-from d3serve.commands.options import DataDir, Device, Host, Model, Port, RedisUrl
-from d3serve.commands.preflight import CHECKS, Found, look, torch_build
+from d3serve.commands.options import DataDir, Device, Host, Model, Port, RedisUrl, Workers
+from d3serve.commands.preflight import CHECKS, Found, look
 from d3serve.commands.terminal import plain, printing
 from d3serve.errors import BrokerUnavailable, InvalidSettings, StartupError
 from d3serve.settings import Settings
 from d3serve.store.connect import check_server
 from d3serve.up.broker import find_server, local_url
-from d3serve.up.devices import NoGPU, driver_cuda
+from d3serve.up.devices import NoGPU, driver_cuda, torch_build
 from d3serve.up.supervisor import bind
 
 ANSWER_S: Final = 1.0
@@ -29,6 +29,7 @@ SHOWN: Final = {True: "[green]ok[/green]", None: "[yellow]note[/yellow]", False:
 def doctor(
     model: Model = None,
     device: Device = None,
+    workers: Workers = None,
     redis_url: RedisUrl = None,
     host: Host = None,
     port: Port = None,
@@ -37,7 +38,13 @@ def doctor(
     """Check what `d3serve up` needs with these settings, and print versions; exit with 1 if anything fails."""
     try:
         settings = Settings.load(
-            model=model, device=device, redis_url=redis_url, host=host, port=port, data_dir=data_dir
+            model=model,
+            device=device,
+            workers=workers,
+            redis_url=redis_url,
+            host=host,
+            port=port,
+            data_dir=data_dir,
         )
     except InvalidSettings as error:
         found = {"settings": Found(error.message, good=False)}

@@ -13,6 +13,10 @@ Model = Annotated[
 Revision = Annotated[str | None, typer.Option(help="Hub revision of the checkpoint.")]
 Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+Workers = Annotated[
+    str | None,
+    typer.Option(metavar="auto|N", help="Workers to run, each on a GPU of its own; auto: one for every GPU."),
+]
 Quantization = Annotated[str | None, typer.Option(help="fp8: quantize unquantized weights while loading.")]
 TrustRemoteCode = Annotated[
     bool | None,

@@ -12,7 +12,8 @@ from d3serve.commands.terminal import tell_error
 from d3serve.errors import BrokerUnavailable, InvalidCheckpoint, InvalidSettings, StartupError
 from d3serve.settings import Settings
 from d3serve.up.broker import find_server
-from d3serve.up.devices import NoGPU, gpu_names
+from d3serve.up.crew import places, usable_gpus
+from d3serve.up.devices import NoGPU, gpu_names, torch_build
 from d3serve.webhooks.egress import EgressPolicy
 
 FAKE: Final = "fake:"  # the engine of tests, which reads no package
@@ -141,19 +142,13 @@ def device(settings: Settings) -> Found:
     return Found(f"cuda: {', '.join(names)}")
 
 
-def torch_build() -> str:
-    """What torch is built for: `cpu`, `CUDA 13.0`, or nothing known; read and not imported, which takes seconds."""
-    from importlib.util import find_spec
-
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        return "nothing: it is not installed"
-    version = Path(spec.origin).with_name("version.py")
-    text = version.read_text() if version.exists() else ""
-    found = re.search(r"^cuda\b[^=]*= *(?:'([\d.]+)'|None)", text, re.MULTILINE)
-    if found is None:
-        return "unknown"
-    return f"CUDA {found[1]}" if found[1] else "cpu"
+def workers(settings: Settings) -> Found:
+    """A GPU for each worker, and none that stays idle unseen."""
+    crew, gpus = places(settings), usable_gpus(settings)
+    if len(gpus) > len(crew):
+        words = f"{len(crew)}, and {len(gpus)} GPUs are here: --workers auto (D3SERVE_WORKERS) uses all"
+        return Found(words, good=None)
+    return Found("; ".join(place.words for place in crew))
 
 
 def folders(settings: Settings) -> Found:
@@ -203,4 +198,4 @@ def webhooks(settings: Settings) -> Found:
 
 
 OF_A_WORKER: Final[tuple[Check, ...]] = (packages, model, device)  # it writes to no folder
-CHECKS: Final = (*OF_A_WORKER, folders, disk, webhooks)
+CHECKS: Final = (*OF_A_WORKER, workers, folders, disk, webhooks)

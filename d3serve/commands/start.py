@@ -18,6 +18,7 @@ from d3serve.commands.options import (
     RedisUrl,
     Revision,
     TrustRemoteCode,
+    Workers,
 )
 from d3serve.commands.preflight import CHECKS, OF_A_WORKER, preflight
 from d3serve.commands.surroundings import leave_start_folder
@@ -33,6 +34,7 @@ def up(
     revision: Revision = None,
     dtype: Dtype = None,
     device: Device = None,
+    workers: Workers = None,
     quantization: Quantization = None,
     trust_remote_code: TrustRemoteCode = None,
     redis_url: RedisUrl = None,
@@ -40,7 +42,7 @@ def up(
     port: Port = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run broker (unless --redis-url is given), API, worker and webhook sender in one process tree."""
+    """Run broker (unless --redis-url is given), API, workers and webhook sender in one process tree."""
     settings = _settings(locals())
     leave_start_folder()
     preflight(settings, CHECKS)

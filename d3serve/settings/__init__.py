@@ -37,6 +37,7 @@ GONE: Final = frozenset(
 )  # fmt: skip
 BUNDLED: Final = "demo-d3"  # the small checkpoint that travels with the package, under this name
 BUNDLED_FOLDER: Final = Path(__file__).parents[1] / "checkpoints" / BUNDLED
+MOST_WORKERS: Final = 64  # of one `up`; no host has more GPUs
 A_FOLDER: Final = ("/", ".", "~")  # how a model's name begins that cannot be a Hub id
 
 
@@ -106,6 +107,11 @@ class Settings(BaseSettings):
     )
     device: Literal["cpu", "cuda"] | None = Field(
         default=None, description="Where the model runs. Unset: cuda if there is one, else cpu."
+    )
+    workers: Literal["auto"] | int = Field(
+        default=1,
+        description="Workers that `d3serve up` starts, each on a GPU of its own. auto: one for every GPU that CUDA "
+        "shows. Without a GPU they share the cores, and auto is 1.",
     )
     model_alias: tuple[str, ...] = Field(
         default=("jev-latest",),
@@ -212,6 +218,14 @@ class Settings(BaseSettings):
         if url is not None:
             RedisURL.parse(url)
         return url
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _is_auto_or_a_number(cls, value: Any) -> Any:
+        text = str(value)
+        if text != "auto" and not (text.isdecimal() and len(text) <= 2 and 1 <= int(text) <= MOST_WORKERS):
+            raise ValueError(f"must be auto or a number from 1 to {MOST_WORKERS}")
+        return value
 
     @field_validator("*", mode="before")
     @classmethod

@@ -1,10 +1,16 @@
 """What the NVIDIA driver shows, asked directly: to import torch only to learn that there is no GPU takes seconds."""
 
 import ctypes
+import os
+import re
 from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 LIBRARIES: Final = ("libcuda.so.1", "nvcuda.dll")
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+MIG: Final = "MIG-"  # how the name of a part of a GPU begins
 NO_DRIVER: Final = "no NVIDIA driver is installed"
 # https://docs.nvidia.com/cuda/cuda-driver-api: CUresult
 REASONS: Final = {
@@ -39,6 +45,35 @@ def gpu_names() -> list[str]:
         driver.cuDeviceGetName(name, len(name), device)
         names.append(name.value.decode(errors="replace"))
     return names
+
+
+def gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES must be for each GPU that is shown to this process: an index or a name.
+
+    CUDA ends its list at the first one that is not there, so the driver counts. But of MIG's parts it shows a process
+    one alone, however many are named: their names are taken at their word.
+
+    Raises:
+        NoGPU: there is none.
+    """
+    count = len(gpu_names())
+    listed = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
+    if parts := [name for name in listed if name.startswith(MIG)]:
+        return parts
+    return listed[:count] or [str(number) for number in range(count)]
+
+
+def torch_build() -> str:
+    """What torch is built for: `cpu`, `CUDA 13.0`, or nothing known; read and not imported, which takes seconds."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return "nothing: it is not installed"
+    version = Path(spec.origin).with_name("version.py")
+    text = version.read_text() if version.exists() else ""
+    found = re.search(r"^cuda\b[^=]*= *(?:'([\d.]+)'|None)", text, re.MULTILINE)
+    if found is None:
+        return "unknown"
+    return f"CUDA {found[1]}" if found[1] else "cpu"
 
 
 def driver_cuda() -> str:

@@ -1,4 +1,4 @@
-"""One machine, one process tree: the broker (unless there is a URL), the API, one worker, the webhook sender."""
+"""One machine, one process tree: the broker (unless there is a URL), the API, workers, the webhook sender."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,6 +12,7 @@ from d3serve.api_keys import make_key_ring
 from d3serve.logs import configure_logging
 from d3serve.settings import METRICS_FOLDER, Settings
 from d3serve.up.broker import running_broker
+from d3serve.up.crew import Place, places
 from d3serve.up.supervisor import LEAVE_S, ProcessTree, listening
 
 READY_TIMEOUT_S = 1_800.0  # a 52 GB checkpoint from a cold disk takes minutes
@@ -20,7 +21,7 @@ PROBE_TIMEOUT_S = 2.0
 
 @contextmanager
 def running(settings: Settings) -> Iterator[tuple[ProcessTree, str]]:
-    """The tree and the API's address, once a worker has loaded the model; everything ends with the block.
+    """The tree and the API's address, once every worker has loaded the model; everything ends with the block.
 
     Raises:
         StartupError: a setting or the API keys are refused, the port is taken, a process ended, or nothing came up
@@ -28,6 +29,7 @@ def running(settings: Settings) -> Iterator[tuple[ProcessTree, str]]:
     """
     configure_logging(settings, process="up")
     make_key_ring(settings)  # what the API would refuse, before a worker loads a model
+    crew = places(settings)
     with listening(settings.host, settings.port, settings.api_processes) as listeners, \
             running_broker(settings) as broker:  # fmt: skip
         tree = ProcessTree(broker.keep, stop_timeout_s=settings.stop_grace_s + LEAVE_S)
@@ -38,9 +40,9 @@ def running(settings: Settings) -> Iterator[tuple[ProcessTree, str]]:
         # No proxy of the environment's: this server is on this host.
         probe = httpx.Client(timeout=PROBE_TIMEOUT_S, trust_env=False)
         with probe, counting_together(len(listeners)) as shared, tree.stopped_by_signals():
-            tree.start("worker", ["worker"], env)  # first: it takes longest
+            start_workers(tree, crew, env)  # first: they take longest
             start_apis(tree, listeners, env | shared)
-            tree.wait_until(lambda: _is_ready(probe, url), READY_TIMEOUT_S, what="the model")
+            tree.wait_until(lambda: _are_ready(len(crew), probe, url), READY_TIMEOUT_S, what="the model")
             tree.start("webhooks", ["webhooks"], env)  # last: it would take a processor from the two above
             yield tree, url
 
@@ -60,6 +62,12 @@ def counting_together(processes: int) -> Iterator[dict[str, str]]:
         return
     with tempfile.TemporaryDirectory(prefix="d3serve-metrics-") as folder:
         yield {METRICS_FOLDER: folder}
+
+
+def start_workers(tree: ProcessTree, crew: Sequence[Place], env: dict[str, str]) -> None:
+    """Start a worker in each of the places."""
+    for number, place in enumerate(crew, start=1):
+        tree.start("worker" if len(crew) == 1 else f"worker {number}", ["worker"], env | place.env)
 
 
 def start_apis(tree: ProcessTree, listeners: Sequence[socket], env: dict[str, str]) -> None:
@@ -82,8 +90,10 @@ def run_apis(settings: Settings) -> None:
         tree.run()
 
 
-def _is_ready(probe: httpx.Client, url: str) -> bool:
+def _are_ready(workers: int, probe: httpx.Client, url: str) -> bool:
+    """Whether so many have loaded the model; on a broker that others use too, theirs are counted with ours."""
     try:
-        return probe.get(f"{url}/readyz").is_success
+        answer = probe.get(f"{url}/readyz")
     except httpx.TransportError:
         return False
+    return answer.is_success and answer.json()["workers"] >= workers

@@ -1,6 +1,5 @@
 """`d3serve doctor`, and what its checks look at: folders, disk, driver, torch, port and broker."""
 
-import ctypes
 import socket
 import time
 from collections import namedtuple
@@ -8,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from answering import answering
+from gpus import Driver
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
@@ -136,30 +136,8 @@ def test_a_model_of_the_hub_is_in_the_cache_or_yet_to_come(tmp_path, monkeypatch
 def test_what_torch_is_built_for_is_read_without_it(tmp_path, monkeypatch, line, build):
     (tmp_path / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\nhip = None\n")
     found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: found)
-    assert preflight.torch_build() == build
-
-
-class Driver:
-    """As much of NVIDIA's library as is called."""
-
-    def __init__(self, *names, code=0):
-        self.names, self.code = names, code
-
-    def cuInit(self, _):  # noqa: N802 - its name
-        return self.code
-
-    def cuDeviceGetCount(self, count):  # noqa: N802
-        ctypes.cast(count, ctypes.POINTER(ctypes.c_int))[0] = len(self.names)
-
-    def cuDeviceGet(self, device, number):  # noqa: N802
-        ctypes.cast(device, ctypes.POINTER(ctypes.c_int))[0] = number
-
-    def cuDeviceGetName(self, name, size, device):  # noqa: N802
-        name.value = self.names[device.value].encode()[: size - 1]
-
-    def cuDriverGetVersion(self, version):  # noqa: N802
-        ctypes.cast(version, ctypes.POINTER(ctypes.c_int))[0] = 13010
+    monkeypatch.setattr("d3serve.up.devices.find_spec", lambda _: found)
+    assert devices.torch_build() == build
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ BODY = {"model": "jev-latest", "state": "s", "questions": {"q": {"type": "noul",
 class Up:
     """One `d3serve up` with the fake engine."""
 
-    def __init__(self, folder, log, model="fake:"):
+    def __init__(self, folder, log, model="fake:", *options):
         self.folder, self._log = folder, log
-        command = [sys.executable, "-m", "d3serve", "up", "--port", "0", "--model", model]
+        command = [sys.executable, "-m", "d3serve", "up", "--port", "0", "--model", model, *options]
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*command, "--data-dir", str(folder)], stderr=stderr, stdout=subprocess.DEVNULL
@@ -73,8 +73,8 @@ def runs(pid):
 def up(tmp_path):
     with ExitStack() as stack:
 
-        def start(*model):
-            tree = Up(tmp_path / "data", tmp_path / "up.log", *model)
+        def start(*options):
+            tree = Up(tmp_path / "data", tmp_path / "up.log", *options)
             stack.callback(tree.process.wait)
             stack.callback(tree.process.kill)
             return tree
@@ -137,6 +137,44 @@ def test_the_last_line_names_the_process_that_ended_the_tree(up):
     os.kill(int(sender), signal.SIGKILL)
     assert tree.process.wait(60) == 2
     assert "the webhooks process ended with exit code -9" in tree.log().splitlines()[-1]
+
+
+def model_of(worker):
+    """The process that holds the model of a worker."""
+
+    def found():
+        started = [(pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in descendants(worker)]
+        return [pid for pid, command in started if b"spawn_main" in command and runs(pid)]
+
+    return until(found, 60)[0]
+
+
+@pytest.mark.faults
+def test_several_workers_share_the_work_and_one_that_crashes_costs_no_answer(up):
+    """Where a model is killed it is loaded again while the other worker answers; a worker that is killed ends all."""
+    tree = up("fake:?state_ms=200", "--workers", "2")
+    children = Path(f"/proc/{tree.process.pid}/task/{tree.process.pid}/children").read_text().split()
+    mains = [int(pid) for pid in children if b"\0worker\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(mains) == 2
+    with httpx.Client(base_url=tree.url, timeout=60, trust_env=False) as client:
+
+        def answers(round_):
+            bodies = [{**BODY, "state": f"{round_} {number}"} for number in range(12)]
+            jobs = [client.post("/v1/jobs", json=body).json()["id"] for body in bodies]
+            done = [client.get(f"/v1/jobs/{job}", params={"wait": 60}).json() for job in jobs]
+            return {job["status"] for job in done} == {"succeeded"}
+
+        assert answers("first")
+        workers = client.get("/v1/workers").json()["data"]
+        assert [worker["tokens_per_s"] > 0 for worker in workers] == [True, True]
+        crashed = model_of(mains[0])
+        os.kill(crashed, signal.SIGKILL)
+        assert answers("second")
+        until(lambda: client.get("/readyz").json().get("workers") == 2, 60)
+        assert model_of(mains[0]) != crashed
+    os.kill(mains[1], signal.SIGKILL)
+    assert tree.process.wait(60) == 2
+    assert re.search(r"the worker \d process ended with exit code -9", tree.log().splitlines()[-1])
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="redirections")
