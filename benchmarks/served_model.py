@@ -1,10 +1,11 @@
-"""The whole service on one GPU, over HTTP: broker, API and one worker, closed loop with the text mix.
+"""The whole service over HTTP: broker, API and a worker for each GPU, closed loop with the text mix.
 
     python tools/make_geometry_package.py FOLDER
-    python benchmarks/served_model.py FOLDER --out DIR [--clients 1 8 64] [--seconds 40]
+    python benchmarks/served_model.py FOLDER --out DIR [--workers 1] [--clients 1 8 64] [--seconds 40]
 
 Each client posts a job, waits for its answers, and posts the next. What the engine alone does on the same mix is
-measured afterwards on the same GPU, with turns as large as the worker's.
+measured afterwards on the first GPU, with turns as large as the worker's. `--workers 1 2` starts the service once with
+one GPU and once with two, and says how many times as much the most of them do.
 """
 
 import argparse
@@ -92,11 +93,16 @@ def one_by_one(url: str, count: int) -> dict[str, Any]:
 
 
 class BusyShare:
-    """The share of time in which the GPU ran a kernel, sampled by nvidia-smi five times a second."""
+    """The share of time in which a GPU ran a kernel, on average of those shown; nvidia-smi samples 5 times a second."""
+
+    def __init__(self, gpus: int = 1) -> None:
+        """Look at the first of them."""
+        self._gpus = gpus
 
     def __enter__(self) -> "BusyShare":
         """Start sampling."""
-        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        gpu = ",".join(shown[: self._gpus] if shown[0] else map(str, range(self._gpus)))
         query = [
             "nvidia-smi",
             "-i",
@@ -115,6 +121,23 @@ class BusyShare:
         self._process.terminate()
         samples = [float(line) for line in self._process.communicate()[0].split() if line.isdigit()]
         self.percent = sum(samples) / max(1, len(samples))
+
+
+def served(settings: Settings, workers: int, clients: list[int], seconds: float) -> dict[str, Any]:
+    """Start the service, time single questions, then drive it with each number of clients."""
+    report: dict[str, Any] = {"workers": workers, "loops": []}
+    began = time.perf_counter()
+    with running(settings) as (_, url):
+        report["ready_s"] = time.perf_counter() - began
+        report["one_by_one"] = one_by_one(url, 60)
+        print(json.dumps(report), flush=True)
+        for each in clients:
+            with contextlib.ExitStack() as stack:
+                busy = stack.enter_context(BusyShare(workers)) if shutil.which("nvidia-smi") else None
+                result = asyncio.run(closed_loop(url, each, seconds))
+            report["loops"].append({**result, "gpu_busy_percent": busy and busy.percent})
+            print(json.dumps(report["loops"][-1]), flush=True)
+    return report
 
 
 def engine_alone(settings: Settings, seconds: float) -> dict[str, Any]:
@@ -171,29 +194,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("package", type=Path)
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--workers", type=int, nargs="*", default=[1])
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=40)
     parser.add_argument("--data-dir", type=Path, default=Path("/tmp/d3serve-bench"))  # noqa: S108 - a benchmark's own
     options = parser.parse_args()
-    settings = Settings.load(
-        model=str(options.package),
-        load_format="random",
-        data_dir=options.data_dir,
-        port=0,
-        log_level="warning",
-    )
-    report: dict[str, Any] = {"loops": []}
-    began = time.perf_counter()
-    with running(settings) as (_, url):
-        report["ready_s"] = time.perf_counter() - began
-        report["one_by_one"] = one_by_one(url, 60)
-        print(json.dumps(report), flush=True)
-        for clients in options.clients:
-            with contextlib.ExitStack() as stack:
-                busy = stack.enter_context(BusyShare()) if shutil.which("nvidia-smi") else None
-                result = asyncio.run(closed_loop(url, clients, options.seconds))
-            report["loops"].append({**result, "gpu_busy_percent": busy and busy.percent})
-            print(json.dumps(report["loops"][-1]), flush=True)
+    report: dict[str, Any] = {"services": []}
+    for workers in options.workers:
+        settings = Settings.load(
+            model=str(options.package),
+            load_format="random",
+            data_dir=options.data_dir,
+            port=0,
+            workers=workers,
+            log_level="warning",
+        )
+        report["services"].append(served(settings, workers, options.clients, options.seconds))
+    if len(options.workers) > 1:
+        few, *_, many = (service["loops"] for service in report["services"])
+        report["times_as_much"] = {
+            more["clients"]: more["questions_s"] / less["questions_s"]
+            for less, more in zip(few, many, strict=True)
+        }
+        print(json.dumps(report["times_as_much"]), flush=True)
     report["engine_alone"] = engine_alone(settings, options.seconds / 2)
     print(json.dumps(report["engine_alone"]), flush=True)
     if options.out:
