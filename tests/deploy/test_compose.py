@@ -30,7 +30,19 @@ def test_it_fits_the_schema():
 def test_each_profile_has_one_kind_of_worker():
     assert started_by("cpu") == {"broker", "api", "webhooks", "worker"}
     assert started_by("gpu") == {"broker", "api", "webhooks", "worker-gpu"}
+    assert started_by("two-gpus") == started_by("gpu") | {"worker-gpu-1"}
     assert "COMPOSE_PROFILES=cpu" in TEXT.splitlines()[0], "what `docker compose up` starts is told"
+
+
+def test_no_two_workers_are_given_one_gpu():
+    gpus = [
+        gpu
+        for name in started_by("two-gpus")
+        if "deploy" in SERVICES[name]
+        for device in SERVICES[name]["deploy"]["resources"]["reservations"]["devices"]
+        for gpu in device["device_ids"]
+    ]
+    assert sorted(gpus) == ["0", "1"]
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -45,7 +57,7 @@ def test_a_container_has_no_privileges(name):
         assert any(place.partition(":")[0] == "/tmp" for place in service["tmpfs"])  # noqa: S108
 
 
-@pytest.mark.parametrize("name", ["worker", "worker-gpu"])
+@pytest.mark.parametrize("name", ["worker", "worker-gpu", "worker-gpu-1"])
 def test_a_worker_is_not_killed_while_its_grace_lasts(name):
     waits, grace = SERVICES[name]["stop_grace_period"], SERVICES[name]["environment"]["D3SERVE_STOP_GRACE_S"]
     assert waits.endswith("s")
