@@ -48,7 +48,7 @@ class LoadOptions(TypedDict, total=False):
 
     revision: str | None  # of the Hub; None means the pinned one
     device: Device | None  # None takes a GPU if there is one
-    dtype: Dtype | None  # None means bfloat16 on a GPU, float32 elsewhere
+    dtype: Dtype | None  # None means what the device is fast at
     state_cache_bytes: int | None  # memory of the pools; None takes a share of what the weights leave
     state_cache_host_bytes: int  # pinned host memory for states that the pools had to let go; 0 means none
     special_tokens_in_text: SpecialTokens  # how control tokens inside user text are read; `plain` unless said

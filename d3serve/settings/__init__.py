@@ -103,7 +103,9 @@ class Settings(BaseSettings):
         description="random: draw the weights at the package's geometry and read none, to measure speed and memory.",
     )
     dtype: Literal["float32", "bfloat16"] | None = Field(
-        default=None, description="Type of weights and activations. Unset: bfloat16 on cuda, float32 on cpu."
+        default=None,
+        description="Type of weights and activations. Unset: bfloat16 on cuda, and on a CPU with avx512_bf16 or AMX; "
+        "else float32.",
     )
     device: Literal["cpu", "cuda"] | None = Field(
         default=None, description="Where the model runs. Unset: cuda if there is one, else cpu."

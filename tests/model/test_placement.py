@@ -11,6 +11,7 @@ from d3serve.model.placement import choose_linear_rule, place
 
 UNKNOWN = {"device": "cuda:1", "dtype": "float16", "quantization": "int8", "linear_rule": "auto"}
 GPU = torch.device("cuda")
+ASKED = placement.processor_multiplies_bfloat16  # before conftest.py answers in its place
 
 
 @pytest.mark.parametrize("option", UNKNOWN)
@@ -30,6 +31,27 @@ def gpu(monkeypatch):
         monkeypatch.setattr(placement, "_has_float8_product", lambda _: float8_product)
 
     return present
+
+
+@pytest.mark.parametrize(
+    ("listed", "dtype"),
+    [
+        ("processor : 0\nflags\t\t: fpu avx512f avx512_bf16\nbugs : amx_bf16\n", torch.bfloat16),
+        ("flags : fpu amx_tile amx_bf16\n", torch.bfloat16),
+        ("flags : fpu avx512f avx512_bf16x amx_tile amx_int8\nbugs : amx_bf16\n", torch.float32),
+        ("Features : fp asimd bf16\n", torch.float32),  # another architecture, on which nobody has timed it
+        (None, torch.float32),
+    ],
+)
+def test_a_cpu_that_multiplies_bfloat16_gets_it_unless_told_otherwise(listed, dtype, tmp_path, monkeypatch):
+    list_ = tmp_path / "cpuinfo"
+    if listed is not None:
+        list_.write_text(listed)
+    monkeypatch.setattr(placement, "PROCESSOR", list_)
+    monkeypatch.setattr(placement, "processor_multiplies_bfloat16", ASKED.__wrapped__)
+    assert place("cpu", None, None) == (torch.device("cpu"), dtype)
+    assert place("cpu", "float32", None)[1] == torch.float32
+    assert place("cpu", "bfloat16", None)[1] == torch.bfloat16
 
 
 def test_a_gpu_is_taken_if_there_is_one_in_its_own_type(gpu):
