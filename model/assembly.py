@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypedDict
 
 import torch
@@ -21,6 +22,7 @@ from d3serve.model.checkpoint import (
 )
 from d3serve.model.config import DecisionConfig, Geometry
 from d3serve.model.device_faults import watched
+from d3serve.model.disk_tier import DiskTier
 from d3serve.model.host_tier import HostTier
 from d3serve.model.hub import LocatedPackage, locate
 from d3serve.model.package import Package, open_package
@@ -37,6 +39,7 @@ from d3serve.model.weights import Weights, to_float8
 from d3serve.schemas import Modality, ModelInfo
 
 CPU_CACHE_BYTES = 256 * 2**20
+STATE_TTL_S = 86_400.0  # as long as a result is kept, unless said otherwise
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,10 @@ class LoadOptions(TypedDict, total=False):
     dtype: Dtype | None  # None means what the device is fast at
     state_cache_bytes: int | None  # memory of the pools; None takes a share of what the weights leave
     state_cache_host_bytes: int  # pinned host memory for states that the pools had to let go; 0 means none
+    state_cache_dir: (
+        Path | None
+    )  # folder of files of long states, which outlive this process; None keeps none
+    state_ttl_s: float  # how long such a file stays after the last question about its state
     special_tokens_in_text: SpecialTokens  # how control tokens inside user text are read; `plain` unless said
     load_format: LoadFormat  # `random` draws the weights instead of reading them
     quantization: Quantization | None  # `fp8` quantizes plain matrices, as the published FP8 packages do
@@ -116,7 +123,7 @@ def assemble(model: str, options: LoadOptions) -> EngineParts:
         config=package.decision,
         format=prompt_format,
         backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS, tower=tower, linear_rule=linear_rule),
-        cache=make_state_cache(geometry, plan, pools, options.get("state_cache_host_bytes", 0)),
+        cache=make_state_cache(geometry, plan, pools, options),
         plan=plan,
         pass_tokens=options.get("pass_tokens"),
         pass_questions=options.get("pass_questions"),
@@ -242,12 +249,14 @@ def size_pools(
     return plan
 
 
-def make_state_cache(geometry: Geometry, plan: MemoryPlan, pools: Pools, host_bytes: int) -> StateCache:
-    """The bookkeeping of `pools`, with host memory behind it if there is any."""
+def make_state_cache(geometry: Geometry, plan: MemoryPlan, pools: Pools, options: LoadOptions) -> StateCache:
+    """The bookkeeping of `pools`, with host memory and a folder behind it where they are asked for."""
+    host_bytes, folder = options.get("state_cache_host_bytes", 0), options.get("state_cache_dir")
     return StateCache(
         rows=plan.rows,
         slots=plan.slots,
         row_bytes=row_bytes(geometry, pools.k.dtype),
         slot_bytes=slot_bytes(geometry, pools.k.dtype),
         tier=HostTier(pools, host_bytes) if host_bytes else None,
+        disk=DiskTier(pools, folder, options.get("state_ttl_s", STATE_TTL_S)) if folder else None,
     )

@@ -4,7 +4,7 @@ Every operation but the plain matrix products is one of `kernels.operations`; no
 device, so the same code runs on a CPU, on a GPU and inside a CUDA graph.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -54,6 +54,13 @@ class Pools:
             recurrent=torch.zeros(state, dtype=torch.float32, device=device),
             conv=torch.zeros(conv, dtype=dtype, device=device),
         )
+
+    def parts(self, start: int, length: int, slot: int) -> Iterator[Tensor]:
+        """Yield all that a state owns here, each part contiguous."""
+        for pool in (self.k, self.v):
+            yield from (layer[start : start + length] for layer in pool)
+        for pool in (self.recurrent, self.conv):
+            yield from (layer[slot] for layer in pool)
 
 
 def row_bytes(g: Geometry, dtype: torch.dtype) -> int:

@@ -206,6 +206,7 @@ class DecisionEngine(Decides[PreparedJob, DecidedJob]):
         Raises:
             DeviceError: the accelerator failed.
         """
+        self.cache.begin_turn()
         readouts = [JobReadout(job) for job in jobs]
         packer = Packer(jobs, self._bounds(), self.cache.holds)
         return decide_by_passes(

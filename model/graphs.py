@@ -56,6 +56,7 @@ class GraphCache:
 
     def _capture(self, inputs: PassInputs) -> _Captured:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads copy beside: one of them that waits for its copy must not break the capture.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             hidden = self._backbone.forward(inputs)
         return _Captured(graph, inputs, hidden)

@@ -60,7 +60,7 @@ class HostTier:
 
     def save(self, entry: Entry) -> None:
         """Copy a complete state out of the pools; one that is larger than the tier is let go."""
-        parts = list(self._parts(entry))
+        parts = list(self._pools.parts(entry.start, entry.length, entry.slot))
         size = sum(map(_padded_size, parts))
         self.forget(entry.key)
         if size > self._ranges.size:
@@ -83,7 +83,7 @@ class HostTier:
 
     def load(self, kept: KeptState, entry: Entry) -> None:
         """Copy a taken state into its new place in the pools and give its memory back."""
-        parts = list(self._parts(entry))
+        parts = list(self._pools.parts(entry.start, entry.length, entry.slot))
         for part, host in zip(parts, self._views(kept, parts), strict=True):
             part.copy_(host, non_blocking=True)
         self._ranges.free(kept.start, kept.size)
@@ -92,14 +92,6 @@ class HostTier:
         """Drop a state, if it is here."""
         if kept := self._kept.pop(key, None):
             self._ranges.free(kept.start, kept.size)
-
-    def _parts(self, entry: Entry) -> Iterator[Tensor]:
-        """Yield all that a state owns in the pools, each part contiguous."""
-        rows = slice(entry.start, entry.start + entry.length)
-        for pool in (self._pools.k, self._pools.v):
-            yield from (layer[rows] for layer in pool)
-        for pool in (self._pools.recurrent, self._pools.conv):
-            yield from (layer[entry.slot] for layer in pool)
 
     def _views(self, kept: KeptState, parts: list[Tensor]) -> Iterator[Tensor]:
         """Yield host memory in the shapes of `parts`."""

@@ -17,6 +17,7 @@ class Entry:
     slot: int
     delta: int = 0
     pins: int = 1
+    turn: int = 0  # in which it was used last
     credit: int = 0  # what it is worth: tokens to read again, on top of the cache's age when it was last used
 
 

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from d3serve.errors import InvalidSettings
+from d3serve.model.disk_tier import DiskTier
 from d3serve.model.host_tier import HostTier
 from d3serve.model.ranges import Entry, RangeAllocator
 
@@ -17,7 +18,7 @@ class CacheStats:
     """Counters since the start."""
 
     hits: int = 0
-    restored: int = 0  # hits among them that came back from host memory
+    restored: int = 0  # hits among them that came back from host memory or a file
     misses: int = 0
     evictions: int = 0
 
@@ -31,17 +32,27 @@ class StateCache:
     """
 
     def __init__(
-        self, *, rows: int, slots: int, row_bytes: int, slot_bytes: int, tier: HostTier | None = None
+        self,
+        *,
+        rows: int,
+        slots: int,
+        row_bytes: int,
+        slot_bytes: int,
+        tier: HostTier | None = None,
+        disk: DiskTier | None = None,
     ) -> None:
         """Manage `rows` K/V rows and `slots` recurrent slots; the byte sizes are for reports.
 
-        What is evicted goes to `tier`, if there is one, and comes back when it is acquired.
+        What is evicted goes to `tier`, if there is one, and comes back when it is acquired. What is acquired in a
+        second turn goes to `disk`, if there is one, and comes back when it is nowhere else.
         """
         if rows < 1 or slots < 1:
             raise InvalidSettings(f"a state cache needs rows and slots; got {rows} and {slots}")
         self.slots = slots
         self.stats = CacheStats()
-        self._tier = tier
+        self._tier, self._disk = tier, disk
+        self._writing: Entry | None = None  # to the disk, pinned meanwhile
+        self._turn = 0
         self._row_bytes, self._slot_bytes = row_bytes, slot_bytes
         self._ranges = RangeAllocator(rows)
         self._free_slots = list(reversed(range(slots)))
@@ -64,15 +75,24 @@ class StateCache:
 
     def holds(self, key: str) -> bool:
         """Whether a state need not be read again."""
-        return key in self._entries or (self._tier is not None and self._tier.holds(key))
+        tiers = (tier for tier in (self._tier, self._disk) if tier is not None)
+        return key in self._entries or any(tier.holds(key) for tier in tiers)
+
+    def begin_turn(self) -> None:
+        """What is acquired from here on is asked about by others than before, and may be asked about again."""
+        self._turn += 1
 
     def acquire(self, key: str) -> Entry | None:
         """Pin and return a complete entry; None when the state must be read."""
+        self._end_writing(at_once=False)
         entry = self._entries.get(key)
         if entry is not None:
+            is_asked_again = entry.turn != self._turn
             self._use(entry)
             entry.pins += 1
-        elif (entry := self._restore(key)) is None:
+            if is_asked_again:
+                self._write(entry)
+        elif (entry := self._restore(key) or self._read_file(key)) is None:
             self.stats.misses += 1
             return None
         self.stats.hits += 1
@@ -91,6 +111,38 @@ class StateCache:
         self.stats.restored += 1
         return entry
 
+    def _read_file(self, key: str) -> Entry | None:
+        """Bring a state back from its file, pinned; None when there is none, or no room, or it is damaged."""
+        if self._disk is None or (kept := self._disk.find(key)) is None:
+            return None
+        entry = self.reserve(key, kept.length, kept.delta)
+        if entry is None:
+            return None
+        if not self._disk.load(kept, entry):
+            self.release(entry)
+            return None
+        self.publish(entry)
+        self.stats.restored += 1
+        return entry
+
+    def _write(self, entry: Entry) -> None:
+        """Have a state written to the disk, where that pays; it is pinned until then."""
+        if self._disk is not None and self._writing is None and self._disk.begin(entry):
+            self._writing = entry
+            entry.pins += 1
+
+    def _end_writing(self, *, at_once: bool) -> bool:
+        """Unpin the state that was written, or that need not be any more; whether there was one."""
+        if self._disk is None or self._writing is None:
+            return False
+        if at_once:
+            self._disk.give_up()
+        elif self._disk.busy:
+            return False
+        entry, self._writing = self._writing, None
+        self.release(entry)
+        return True
+
     def reserve(self, key: str, length: int, delta: int = 0) -> Entry | None:
         """Place a new state, pinned and not yet findable; None when what is pinned leaves no room.
 
@@ -98,6 +150,8 @@ class StateCache:
         """
         while not self._free_slots:
             if not (idle := self._idle()):
+                if self._end_writing(at_once=True):
+                    continue
                 return None
             least = min(idle, key=lambda entry: entry.credit)
             self._age = least.credit
@@ -119,14 +173,18 @@ class StateCache:
 
     def forget(self, key: str) -> None:
         """Make a state absent at once; rows in use stay until their pins are gone."""
-        if self._tier:
-            self._tier.forget(key)
+        if self._writing is not None and self._writing.key == key:
+            self._end_writing(at_once=True)
+        for tier in (self._tier, self._disk):
+            if tier is not None:
+                tier.forget(key)
         entry = self._entries.pop(key, None)
         if entry is not None and not entry.pins:
             self._free(entry)
 
     def clear(self) -> bool:
         """Evict every state that no pass is using; whether all rows are free then."""
+        self._end_writing(at_once=True)
         for entry in self._idle():
             self._evict(entry)
         return list(self._ranges.gaps()) == [(0, self.rows)]
@@ -151,6 +209,8 @@ class StateCache:
             return None  # emptying the cache would not help
         while (start := self._ranges.allocate(length, high=high)) is None:
             if not (idle := self._idle()):
+                if self._end_writing(at_once=True):
+                    continue
                 return None
             self._evict(idle[0])
         return start
@@ -162,7 +222,7 @@ class StateCache:
     def _use(self, entry: Entry) -> None:
         self._entries[entry.key] = entry
         self._entries.move_to_end(entry.key)
-        entry.credit = self._age + entry.length
+        entry.credit, entry.turn = self._age + entry.length, self._turn
 
     def _evict(self, entry: Entry) -> None:
         del self._entries[entry.key]

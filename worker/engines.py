@@ -135,6 +135,8 @@ def load_engine(settings: Settings) -> Engine:
         dtype=settings.dtype,
         state_cache_bytes=settings.state_cache_bytes,
         state_cache_host_bytes=settings.state_cache_host_bytes,
+        state_cache_dir=settings.state_cache_dir,
+        state_ttl_s=settings.result_ttl_s,
         load_format=settings.load_format,
         quantization=settings.quantization,
         linear_rule=settings.linear_rule,

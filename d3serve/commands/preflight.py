@@ -177,9 +177,9 @@ def disk(settings: Settings) -> Found:
 
 
 def _written_to(settings: Settings) -> list[Path]:
-    """The broker's data where it is ours, and the folder of large states."""
-    places = [] if settings.redis_url else [settings.data_folder()]
-    return places + ([settings.state_dir] if settings.state_dir else [])
+    """The broker's data where it is ours, the folder of large states, and that of a worker's cache."""
+    own = None if settings.redis_url else settings.data_folder()
+    return [place for place in (own, settings.state_dir, settings.state_cache_dir) if place is not None]
 
 
 def existing(path: Path) -> Path:

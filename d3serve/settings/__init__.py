@@ -210,6 +210,13 @@ class Settings(BaseSettings):
         description="Pinned host memory for states that the device's cache had to let go; 0 keeps none.",
     )
 
+    state_cache_dir: Path | None = Field(
+        default=None,
+        description="Folder, on a fast local drive, for states of 4,096 tokens or more that are asked about again: "
+        "their files outlive a worker, and all workers of a host may share it. A file stays for result_ttl_s after its "
+        "last use; all of them take at most as much as they leave free. Unset: none is kept.",
+    )
+
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level logged. Logs are JSON, but on a terminal."
     )
