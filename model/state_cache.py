@@ -69,8 +69,13 @@ class StateCache:
         """Memory of the complete entries."""
         return sum(entry.length * self._row_bytes + self._slot_bytes for entry in self._entries.values())
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a state is being written to the disk."""
+        return self._disk is not None and self._disk.busy
+
     def keys(self) -> list[str]:
-        """Keys of the states that need not be read again, oldest use first."""
+        """Keys of the states in memory that need not be read again, oldest use first."""
         return [*(self._tier.keys() if self._tier else ()), *self._entries]
 
     def holds(self, key: str) -> bool:

@@ -44,7 +44,7 @@ def answer(engine, state=STATES[0], salt=""):
 def written(engine):
     """Wait until nothing is being written."""
     deadline = time.monotonic() + DEADLINE_S
-    while engine.cache._disk.busy:
+    while engine.cache.is_writing:
         assert time.monotonic() < deadline, "it is being written for ever"
         time.sleep(0.005)
 
