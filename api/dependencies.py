@@ -15,6 +15,7 @@ from d3serve.api.served import ServedModels
 from d3serve.api_keys import KeyRing
 from d3serve.errors import InvalidRequest
 from d3serve.settings import Settings
+from d3serve.store.counting import CountDesk
 from d3serve.store.jobs import JobStore
 from d3serve.webhooks.egress import EgressPolicy
 from d3serve.webhooks.outbox import HookStore
@@ -38,6 +39,7 @@ class Parts:
     calls: Calls
     body_budget: BodyBudget
     intake: Intake
+    counts: CountDesk
 
 
 async def parts(request: Request) -> Parts:

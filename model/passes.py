@@ -55,8 +55,13 @@ class PreparedJob:
     @property
     def input_tokens(self) -> int:
         """The sum of the questions' whole prompts."""
-        states = sum(map(len, self.own_states)) + len(self.state) * len(self.blocks)
-        return sum(map(len, self.blocks)) + states
+        return sum(self.prompt_tokens.values())
+
+    @property
+    def prompt_tokens(self) -> dict[str, int]:
+        """Tokens of each question's whole prompt."""
+        prompts = enumerate(zip(self.by_name, self.blocks, strict=True))
+        return {name: len(self.state_of(index)) + len(block) for index, (name, block) in prompts}
 
     @property
     def tokens(self) -> int:

@@ -34,6 +34,11 @@ class Prepared(Protocol):
         ...
 
     @property
+    def prompt_tokens(self) -> Mapping[str, int]:
+        """Tokens of the whole prompt of each question that is asked, by id."""
+        ...
+
+    @property
     def refused(self) -> Mapping[str, D3ServeError]:
         """Why questions of a partial job are not asked."""
         ...

@@ -77,6 +77,11 @@ class FakePrepared:
         return len(self.asked)
 
     @property
+    def prompt_tokens(self) -> dict[str, int]:
+        """Tokens of each question's whole prompt."""
+        return {name: self.state_tokens + own for name, own in zip(self.asked, self.lengths, strict=True)}
+
+    @property
     def tokens(self) -> int:
         """Tokens of the state and the questions, the state counted once."""
         return self.state_tokens + sum(self.lengths)

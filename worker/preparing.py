@@ -76,9 +76,16 @@ class Preparer:
             InvalidMedia: a file that its state shows.
             MaxTokensExceeded: a prompt, or the job as a whole.
         """
+        prepared = self.tokenize(job, opened)
+        if (refusal := self.too_large(job, prepared)) is not None:
+            raise refusal
+        return Work(job, prepared)
+
+    def tokenize(self, job: ClaimedJob, opened: OpenState) -> Prepared:
+        """As `prepare`, whatever the tokens come to as a whole."""
         settings, interactive = self._settings, job.asked_lane == "interactive"
         longest = settings.max_interactive_tokens if interactive else settings.max_offline_tokens
-        prepared = self._engine.prepare(
+        return self._engine.prepare(
             opened.state,
             decode_questions(job.questions),
             media=opened.media(),
@@ -86,15 +93,19 @@ class Preparer:
             max_tokens=longest,
             partial=job.partial,
         )
-        tokens = prepared.tokens
+
+    def too_large(self, job: ClaimedJob, prepared: Prepared) -> MaxTokensExceeded | None:
+        """Why a job is refused whose prompts all fit; None where it is not."""
+        settings, tokens = self._settings, prepared.tokens
+        interactive = job.asked_lane == "interactive"
         most = settings.max_job_tokens_interactive if interactive else settings.max_job_tokens_offline
-        if tokens > most:
-            raise MaxTokensExceeded(
-                f"the job has {tokens} tokens, its state counted once; {most} are allowed in its lane",
-                field="questions",
-                details={"tokens": tokens, "limit": most},
-            )
-        return Work(job, prepared)
+        if tokens <= most:
+            return None
+        return MaxTokensExceeded(
+            f"the job has {tokens} tokens, its state counted once; {most} are allowed in its lane",
+            field="questions",
+            details={"tokens": tokens, "limit": most},
+        )
 
 
 def is_long(job: ClaimedJob) -> bool:

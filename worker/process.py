@@ -12,8 +12,10 @@ import structlog
 
 from d3serve.errors import DeviceError, InvalidSettings, StartupError, StorageUnavailable
 from d3serve.settings import Settings
+from d3serve.store.counting import CountQueue
 from d3serve.store.turns import CALLED, TurnStore
 from d3serve.wake.celery_app import Waker, is_wake
+from d3serve.worker.counting import Counter
 from d3serve.worker.engines import load_engine, served_name
 from d3serve.worker.turn import TurnReport, TurnRunner
 from d3serve.worker.yields import OutOfTime
@@ -44,6 +46,7 @@ class TurnProcess:
         self._settings = settings
         self._store = TurnStore.open(settings, worker)
         self._runner: TurnRunner | None = None
+        self._counter: Counter | None = None
         self._until = 0.0  # when the task that runs goes back to Celery
         self._speed = 0.0
         self._reading = 0.0
@@ -92,6 +95,8 @@ class TurnProcess:
             self._serves = engine.info.name
         runner.grace.listen()
         self._runner = runner
+        self._counter = Counter(CountQueue.open(self._settings), engine, self._settings)
+        self._counter.start()
         log.info("model.loaded", model=engine.info.name, device=engine.info.device, seconds=seconds)
 
     def _take_queue(self, model: str, told: Told) -> None:
@@ -137,6 +142,8 @@ class TurnProcess:
             if other is None:
                 return True
             self._runner, reason = None, _taken(self._serves, other, self._settings.namespace).message
+            if self._counter is not None:
+                self._counter.stop()
             self._serves, self._said = None, self._said | {"load": "failed", "error": reason}
             log.error("model.displaced", reason=reason)
             self._store.publish(self._said)

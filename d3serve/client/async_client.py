@@ -80,6 +80,10 @@ class AsyncClient:
         """Post a request body as it is."""
         return await self._run(protocol.submit({"model": DEFAULT_MODEL, **body}, idempotency_key))
 
+    async def count_body(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a job of this body would read, whether it would be taken, and how long it would take; none is made."""
+        return await self._run(protocol.count({"model": DEFAULT_MODEL, **body}))
+
     async def ask(self, state: Any, questions: Questions, **options: Any) -> Answers:
         """Submit, wait, and return the System One response."""
         return await self.result((await self.wait((await self.submit(state, questions, **options)).id)).id)

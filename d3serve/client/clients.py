@@ -104,6 +104,10 @@ class Client:
         """Post a request body as it is: what is wrong with it is for the server to say."""
         return self._run(protocol.submit({"model": DEFAULT_MODEL, **body}, idempotency_key))
 
+    def count_body(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a job of this body would read, whether it would be taken, and how long it would take; none is made."""
+        return self._run(protocol.count({"model": DEFAULT_MODEL, **body}))
+
     def ask(self, state: Any, questions: Questions, **options: Any) -> Answers:
         """Submit, wait, and return the System One response; options as for `submit`."""
         return self.result(self.wait(self.submit(state, questions, **options).id).id)

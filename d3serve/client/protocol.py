@@ -103,12 +103,26 @@ def submit(body: Mapping[str, Any], idempotency_key: str | None) -> Steps[Job]:
         InvalidRequest: the body is no JSON: it holds NaN, half a surrogate pair, or a value of another type.
     """
     headers = {"Content-Type": "application/json", "Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+    response = yield Send("POST", "/v1/jobs", content=_written(body), headers=headers)
+    return _read(response, Job.from_json)
+
+
+def count(body: Mapping[str, Any]) -> Steps[Mapping[str, Any]]:
+    """Count what a job of this body would read.
+
+    Raises:
+        InvalidRequest: as `submit`.
+    """
+    headers = {"Content-Type": "application/json"}
+    response = yield Send("POST", "/v1/count", content=_written(body), headers=headers)
+    return _read(response, dict)
+
+
+def _written(body: Mapping[str, Any]) -> bytes:
     try:
-        content = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"the request cannot be written as JSON: {error}") from None
-    response = yield Send("POST", "/v1/jobs", content=content, headers=headers)
-    return _read(response, Job.from_json)
 
 
 def get(job_id: str) -> Steps[Job]:

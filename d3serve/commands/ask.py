@@ -14,6 +14,7 @@ from rich.table import Table
 from d3serve.client import Client
 from d3serve.client.media import media_fields, with_files
 from d3serve.client.sending import DEFAULT_URL
+from d3serve.commands.counted import show_count
 from d3serve.commands.options import Key, KeyFile, Url, read_key
 from d3serve.commands.questions import Choice, Questions, Score, YesNo, build_questions, read_object
 from d3serve.commands.terminal import bar, messages, plain, printing
@@ -42,6 +43,9 @@ def ask(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the finished job as JSON instead of a table.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count tokens, say what would be refused, and send no job.")
+    ] = False,
     url: Url = DEFAULT_URL,
     api_key: Key = None,
     api_key_file: KeyFile = None,
@@ -58,7 +62,12 @@ def ask(
         if request
         else build_request(state, yes_no or (), choice or (), score or (), questions) | shown
     )
-    job = post(url, body, api_key=read_key(api_key, api_key_file), console=messages())
+    key = read_key(api_key, api_key_file)
+    if dry_run:
+        find_server(url, key)
+        with Client(url, api_key=key) as client:
+            raise typer.Exit(0 if show_count(client.count_body(body), as_json=as_json) else 1)
+    job = post(url, body, api_key=key, console=messages())
     succeeded = show_json(job) if as_json else show_table(job)
     raise typer.Exit(0 if succeeded else 1)
 

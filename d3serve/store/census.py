@@ -85,6 +85,14 @@ class Census:
             jobs + round(others / crowd.tokens_per_job), ahead, round(ahead / speed, 1) if speed else None
         )
 
+    async def ahead_of(self, lane: Lane, tenant: str, tokens: int) -> int:
+        """The tokens that would be decided before a job of so many that came now, tenants taking turns."""
+        crowd = await self._crowd_of(lane)
+        own = crowd.tokens.get(tenant, 0)
+        return own + sum(
+            min(waiting, own + tokens) for other, waiting in crowd.tokens.items() if other != tenant
+        )
+
     async def _crowd_of(self, lane: Lane) -> "Crowd":
         """What each tenant has waiting in a lane, at most a second old: every poll of a waiting job asks."""
         crowd = self._crowds.get(lane)

@@ -1,0 +1,79 @@
+"""`POST /v1/count`: what a job would read, whether it would be taken, and how long it would take; none is made."""
+
+from dataclasses import asdict, replace
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+
+from d3serve.api.auth import Writer
+from d3serve.api.bodies import read_submission
+from d3serve.api.dependencies import TheParts
+from d3serve.api.openapi import PROBLEMS, body_of
+from d3serve.api.resources import JSON
+from d3serve.schemas import DecisionRequest, JobError, Lane
+from d3serve.schemas.counting import QuestionCount
+from d3serve.settings import Settings
+from d3serve.store.encode import choose_lane
+
+Tokens = Annotated[int | None, Field(description="null where every question is refused.")]
+
+
+class CountLimits(BaseModel):
+    """Most tokens of one whole prompt, and of the job with its state once, in the lane asked for."""
+
+    prompt: int
+    job: int
+
+
+class CountEstimate(BaseModel):
+    """Seconds at today's rate: before it would begin, and then until it is done."""
+
+    queue_s: float
+    work_s: float
+
+
+class CountResource(BaseModel):
+    """What a request would read; `fits` says that a job of it would be answered whole."""
+
+    object: Literal["decision.count"]
+    model: str
+    lane: Lane
+    fits: bool
+    state_tokens: Tokens
+    total_tokens: Annotated[int | None, Field(description="The state once, and all questions.")]
+    input_tokens: Annotated[int | None, Field(description="All whole prompts, as `usage` has them.")]
+    questions: dict[str, QuestionCount]
+    refused: list[JobError]
+    limits: CountLimits
+    estimate: CountEstimate | None = Field(description="null until a worker has told its speed.")
+
+
+router = APIRouter(prefix="/v1/count", tags=["jobs"], responses=PROBLEMS)
+
+
+@router.post("", response_model=CountResource, openapi_extra=body_of(DecisionRequest))
+async def count(request: Request, parts: TheParts, tenant: Writer) -> Response:
+    """Count the tokens of a request that is sent as a job's would be; a worker counts, and no GPU is used."""
+    taken = await parts.intake.take_in(await read_submission(request, parts.settings))
+    model, revision = await parts.models.resolve(taken.request.model, taken.request.kinds)
+    asked, lane = replace(taken.request, model=model), choose_lane(parts.settings, taken.request)
+    found = await parts.counts.count(asked, tenant=tenant, revision=revision)
+    tokens = found.total_tokens
+    estimate = None if tokens is None else await parts.counts.estimate(lane, tenant, tokens)
+    told = found.model_dump(exclude={"refused"}) | {
+        "object": "decision.count",
+        "lane": lane,
+        "fits": not found.refused,
+        "refused": [refusal.model_dump(exclude_none=True) for refusal in found.refused],
+        "limits": _limits(parts.settings, taken.request.options.lane),
+        "estimate": asdict(estimate) if estimate else None,
+    }
+    return JSON(told)
+
+
+def _limits(settings: Settings, asked: Lane | None) -> dict[str, Any]:
+    """Whoever asks for no lane gets the one that is long enough."""
+    if asked == "interactive":
+        return {"prompt": settings.max_interactive_tokens, "job": settings.max_job_tokens_interactive}
+    return {"prompt": settings.max_offline_tokens, "job": settings.max_job_tokens_offline}

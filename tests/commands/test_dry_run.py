@@ -1,0 +1,57 @@
+"""`d3serve ask --dry-run`: what a job would read, for people and as JSON; no job is made."""
+
+import json
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from d3serve.commands.main import app
+from d3serve.settings import Settings
+from d3serve.store.counting import CountQueue
+from d3serve.worker.counting import Counter
+from d3serve.worker.fake_engine import FakeEngine
+
+
+@pytest.fixture
+def settings(redis_url, raw_redis):  # noqa: ARG001 - the server is emptied first
+    return Settings(redis_url=redis_url, namespace="dry-run", max_offline_tokens=300)
+
+
+@pytest.fixture
+def counted(service, settings, worker):
+    """Runs the command against a served API whose worker counts."""
+    assert worker.model
+    engine = FakeEngine.load("fake:?name=vllm-sr/d3-tiny", pass_tokens=16_384, pass_questions=512)
+    counter = Counter(CountQueue.open(settings), engine, settings)
+    counter.start()
+
+    def run(*arguments):
+        command = ["ask", "--url", service, "--dry-run", *arguments]
+        return CliRunner().invoke(app, command, env={"COLUMNS": "120"}, catch_exceptions=False)
+
+    yield run
+    assert httpx.get(f"{service}/v1/jobs", trust_env=False).json()["data"] == [], "it sends no job"
+    counter.stop()
+    counter.join(10)
+
+
+def test_people_read_tokens_lane_and_time(counted):
+    done = counted("--state", "a parcel", "--yes-no", "Is it late?", "--yes-no", "Is it lost?")
+    assert done.exit_code == 0, done.output
+    for told in ("Is it late?", "Is it lost?", "whole prompt", "lane interactive", "at today's rate"):
+        assert told in done.output
+
+
+def test_programs_read_what_the_api_says(counted):
+    done = counted("--state", "a parcel", "--yes-no", "Is it late?", "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output[done.output.index("{\n") :])  # the API's log is in this process
+    assert told["fits"]
+    assert told["total_tokens"] == told["input_tokens"] > told["state_tokens"]
+
+
+def test_what_would_be_refused_is_an_exit_code_and_its_reason(counted):
+    done = counted("--state", "so " * 1000, "--yes-no", "Is it late?")
+    assert done.exit_code == 1
+    assert "refused max_tokens_exceeded" in done.output
