@@ -1,10 +1,11 @@
 """What every answer in JSON looks like, for the OpenAPI document: routes write these bodies themselves, and fast."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
 from d3serve.schemas import DecisionResponse, JobError, JobEvent, JobStatus, Lane, ModelInfo, State
+from d3serve.schemas.counting import QuestionCount
 from d3serve.schemas.questions import Question
 from d3serve.store.records import LaneStats, Progress, QueuePosition
 from d3serve.webhooks.outbox import DeliveryState, Try
@@ -197,6 +198,41 @@ class Readiness(BaseModel):
     status: Literal["ok"]
     workers: int
     models: list[str]
+
+
+# --- counting --------------------------------------------------------------------------------------
+
+CountedTokens = Annotated[int | None, Field(description="null where every question is refused.")]
+
+
+class CountLimits(BaseModel):
+    """Most tokens of one whole prompt, and of the job with its state once, in the lane asked for."""
+
+    prompt: int
+    job: int
+
+
+class CountEstimate(BaseModel):
+    """Seconds at today's rate: before it would begin, and then until it is done."""
+
+    queue_s: float
+    work_s: float
+
+
+class CountResource(BaseModel):
+    """What a request would read; `fits` says that a job of it would be answered whole."""
+
+    object: Literal["decision.count"]
+    model: str
+    lane: Lane
+    fits: bool
+    state_tokens: CountedTokens
+    total_tokens: Annotated[int | None, Field(description="The state once, and all questions.")]
+    input_tokens: Annotated[int | None, Field(description="All whole prompts, as `usage` has them.")]
+    questions: dict[str, QuestionCount]
+    refused: list[JobError]
+    limits: CountLimits
+    estimate: CountEstimate | None = Field(description="null until a worker has told its speed.")
 
 
 # --- webhooks --------------------------------------------------------------------------------------

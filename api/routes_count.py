@@ -1,53 +1,19 @@
 """`POST /v1/count`: what a job would read, whether it would be taken, and how long it would take; none is made."""
 
 from dataclasses import asdict, replace
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, Field
 
 from d3serve.api.auth import Writer
 from d3serve.api.bodies import read_submission
 from d3serve.api.dependencies import TheParts
 from d3serve.api.openapi import PROBLEMS, body_of
 from d3serve.api.resources import JSON
-from d3serve.schemas import DecisionRequest, JobError, Lane
-from d3serve.schemas.counting import QuestionCount
+from d3serve.api.response_models import CountResource
+from d3serve.schemas import DecisionRequest, Lane
 from d3serve.settings import Settings
 from d3serve.store.encode import choose_lane
-
-Tokens = Annotated[int | None, Field(description="null where every question is refused.")]
-
-
-class CountLimits(BaseModel):
-    """Most tokens of one whole prompt, and of the job with its state once, in the lane asked for."""
-
-    prompt: int
-    job: int
-
-
-class CountEstimate(BaseModel):
-    """Seconds at today's rate: before it would begin, and then until it is done."""
-
-    queue_s: float
-    work_s: float
-
-
-class CountResource(BaseModel):
-    """What a request would read; `fits` says that a job of it would be answered whole."""
-
-    object: Literal["decision.count"]
-    model: str
-    lane: Lane
-    fits: bool
-    state_tokens: Tokens
-    total_tokens: Annotated[int | None, Field(description="The state once, and all questions.")]
-    input_tokens: Annotated[int | None, Field(description="All whole prompts, as `usage` has them.")]
-    questions: dict[str, QuestionCount]
-    refused: list[JobError]
-    limits: CountLimits
-    estimate: CountEstimate | None = Field(description="null until a worker has told its speed.")
-
 
 router = APIRouter(prefix="/v1/count", tags=["jobs"], responses=PROBLEMS)
 

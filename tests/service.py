@@ -17,7 +17,10 @@ from d3serve.api.app import create_app
 from d3serve.schemas import DecisionResponse, JobError, ModelInfo, Usage
 from d3serve.schemas.questions import ChoiceAnswer, NoulAnswer, ScoreAnswer
 from d3serve.settings import Settings
+from d3serve.store.counting import CountQueue
 from d3serve.store.turns import TurnStore
+from d3serve.worker.counting import Counter
+from d3serve.worker.fake_engine import FakeEngine
 
 hypothesis.settings.register_profile("api", deadline=None)  # a busy machine is no bug
 hypothesis.settings.load_profile("api")
@@ -133,6 +136,17 @@ def take_turns(worker):
             thread.join()
 
     return turns
+
+
+@pytest.fixture
+def counter(settings):
+    """A worker's thread that counts."""
+    engine = FakeEngine.load(f"fake:?name={MODEL.name}", pass_tokens=16_384, pass_questions=512)
+    found = Counter(CountQueue.open(settings), engine, settings)
+    found.start()
+    yield found
+    found.stop()
+    found.join(10)
 
 
 @pytest.fixture

@@ -86,6 +86,7 @@ class TurnProcess:
         self._take_queue(served_name(self._settings), {"load": "loading"})
         engine = load_engine(self._settings)
         runner = TurnRunner(self._store, engine, self._settings, Waker(self._settings))
+        counter = Counter(CountQueue.open(self._settings), engine, self._settings)
         self._store.serves, self._store.revision = engine.info.name, engine.info.revision or ""
         seconds = round(time.monotonic() - began, 1)
         told: Told = {"load": "loaded", "loads": 0, "model": engine.info.model_dump_json(), "error": ""}
@@ -94,9 +95,8 @@ class TurnProcess:
             self._said |= told
             self._serves = engine.info.name
         runner.grace.listen()
-        self._runner = runner
-        self._counter = Counter(CountQueue.open(self._settings), engine, self._settings)
-        self._counter.start()
+        self._runner, self._counter = runner, counter
+        counter.start()
         log.info("model.loaded", model=engine.info.name, device=engine.info.device, seconds=seconds)
 
     def _take_queue(self, model: str, told: Told) -> None:

@@ -1,5 +1,5 @@
 """Fixtures of a served API, from tests/service.py."""
 
-from service import app, client, service, serving, settings, stats, take_turns, worker
+from service import app, client, counter, service, serving, settings, stats, take_turns, worker
 
-__all__ = ["app", "client", "service", "serving", "settings", "stats", "take_turns", "worker"]
+__all__ = ["app", "client", "counter", "service", "serving", "settings", "stats", "take_turns", "worker"]

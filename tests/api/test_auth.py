@@ -51,6 +51,7 @@ async def as_key(settings, keys):
 
 PROTECTED = [
     ("POST", "/v1/jobs"), ("GET", "/v1/jobs"), ("GET", "/v1/jobs/x"), ("GET", "/v1/jobs/x/result"),
+    ("POST", "/v1/count"),
     ("GET", "/v1/jobs/x/events"), ("POST", "/v1/jobs/x/cancel"), ("POST", "/v1/jobs/x/retry"),
     ("DELETE", "/v1/jobs/x"), ("POST", "/v1/systemone"), ("POST", "/v1/decisions"), ("GET", "/v1/models"),
     ("GET", "/v1/queue"), ("GET", "/metrics"), ("POST", "/v1/webhook-endpoints"), ("GET", "/v1/webhook-endpoints"),

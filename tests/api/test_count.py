@@ -5,9 +5,6 @@ from submissions import NOUL
 
 from d3serve.settings import Settings
 from d3serve.store import counting
-from d3serve.store.counting import CountQueue
-from d3serve.worker.counting import Counter
-from d3serve.worker.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -15,16 +12,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def settings(redis_url, raw_redis):  # noqa: ARG001 - the server is emptied first
     return Settings(redis_url=redis_url, namespace="counts", max_interactive_tokens=300)
-
-
-@pytest.fixture
-def counter(settings):
-    engine = FakeEngine.load("fake:?name=vllm-sr/d3-tiny", pass_tokens=16_384, pass_questions=512)
-    found = Counter(CountQueue.open(settings), engine, settings)
-    found.start()
-    yield found
-    found.stop()
-    found.join(10)
 
 
 def body(state="a parcel", job=None, **questions):

@@ -49,6 +49,7 @@ def test_the_run_is_of_two_thousand_requests():
     assert sum(count for *_, count in operations()) >= 2_000
 
 
+@pytest.mark.usefixtures("counter")
 @pytest.mark.parametrize(("method", "path", "count"), operations())
 def test_generated_requests_are_answered_as_described(
     method, path, count, settings, take_turns, serving, monkeypatch

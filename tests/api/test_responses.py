@@ -49,6 +49,12 @@ async def test_jobs(described, worker):
     await described(models.JobResource, "POST", f"{failed}/cancel")
 
 
+async def test_counting(described, worker, counter):  # noqa: ARG001 - one shows itself, the other counts
+    assert (await described(models.CountResource, "POST", "/v1/count", json=JOB))["fits"]
+    short = {**JOB, "state": "so " * 200_000, "job": {"lane": "interactive"}}
+    assert not (await described(models.CountResource, "POST", "/v1/count", json=short))["fits"]
+
+
 async def test_the_service(described, worker):  # noqa: ARG001 - it shows itself
     await described(models.JobResource, "POST", "/v1/jobs", json=JOB)
     assert (await described(models.ModelList, "GET", "/v1/models"))["models"]

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from service import service, serving, settings, take_turns, worker
+from service import counter, service, serving, settings, take_turns, worker
 from submissions import NOUL
 
-__all__ = ["service", "serving", "settings", "take_turns", "worker"]
+__all__ = ["counter", "service", "serving", "settings", "take_turns", "worker"]
 
 
 @pytest.fixture

@@ -8,9 +8,6 @@ from typer.testing import CliRunner
 
 from d3serve.commands.main import app
 from d3serve.settings import Settings
-from d3serve.store.counting import CountQueue
-from d3serve.worker.counting import Counter
-from d3serve.worker.fake_engine import FakeEngine
 
 
 @pytest.fixture
@@ -19,12 +16,8 @@ def settings(redis_url, raw_redis):  # noqa: ARG001 - the server is emptied firs
 
 
 @pytest.fixture
-def counted(service, settings, worker):
+def counted(service, worker, counter):  # noqa: ARG001 - one shows itself, the other counts
     """Runs the command against a served API whose worker counts."""
-    assert worker.model
-    engine = FakeEngine.load("fake:?name=vllm-sr/d3-tiny", pass_tokens=16_384, pass_questions=512)
-    counter = Counter(CountQueue.open(settings), engine, settings)
-    counter.start()
 
     def run(*arguments):
         command = ["ask", "--url", service, "--dry-run", *arguments]
@@ -32,8 +25,6 @@ def counted(service, settings, worker):
 
     yield run
     assert httpx.get(f"{service}/v1/jobs", trust_env=False).json()["data"] == [], "it sends no job"
-    counter.stop()
-    counter.join(10)
 
 
 def test_people_read_tokens_lane_and_time(counted):
