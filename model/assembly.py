@@ -26,7 +26,7 @@ from d3serve.model.disk_tier import DiskTier
 from d3serve.model.host_tier import HostTier
 from d3serve.model.hub import LocatedPackage, locate
 from d3serve.model.package import Package, open_package
-from d3serve.model.placement import Device, Dtype, Quantization, choose_linear_rule, place
+from d3serve.model.placement import Device, Dtype, Quantization, choose_linear_rule, default_dtype, place
 from d3serve.model.prompt import PromptFormat
 from d3serve.model.random_weights import random_tower, random_weights
 from d3serve.model.remote_format import choose_format
@@ -51,7 +51,7 @@ class LoadOptions(TypedDict, total=False):
 
     revision: str | None  # of the Hub; None means the pinned one
     device: Device | None  # None takes a GPU if there is one
-    dtype: Dtype | None  # None means what the device is fast at
+    dtype: Dtype | None  # None means what the device is fast at, for a model of that width
     state_cache_bytes: int | None  # memory of the pools; None takes a share of what the weights leave
     state_cache_host_bytes: int  # pinned host memory for states that the pools had to let go; 0 means none
     state_cache_dir: (
@@ -101,6 +101,8 @@ def assemble(model: str, options: LoadOptions) -> EngineParts:
     linear_rule = rule_of(options, device, dtype)
     located = locate(model, options.get("revision"), with_code=with_code)
     package = open_package(located.folder, any_layout=with_code)
+    if options.get("dtype") is None:
+        dtype = default_dtype(device, package.geometry.hidden)
     vision = tower_of(package, load_format)
     prompt_format = choose_format(package, special_tokens, vision.tokens if vision else None)
     geometry, shares_state = package.geometry, package.decision.shares_state

@@ -104,8 +104,8 @@ class Settings(BaseSettings):
     )
     dtype: Literal["float32", "bfloat16"] | None = Field(
         default=None,
-        description="Type of weights and activations. Unset: bfloat16 on cuda, and on a CPU with avx512_bf16 or AMX; "
-        "else float32.",
+        description="Type of weights and activations. Unset: bfloat16 on cuda, and on a CPU with avx512_bf16 or AMX "
+        "for models 1,024 wide or more; else float32.",
     )
     device: Literal["cpu", "cuda"] | None = Field(
         default=None, description="Where the model runs. Unset: cuda if there is one, else cpu."

@@ -22,7 +22,7 @@ def checkpoint() -> Path:
 
 @pytest.fixture(scope="session")
 def engine() -> DecisionEngine:
-    return DecisionEngine.load(str(CHECKPOINT), dtype="float32")  # the same digits on any processor
+    return DecisionEngine.load(str(CHECKPOINT))
 
 
 @pytest.fixture(scope="session")

@@ -37,11 +37,9 @@ def serving(model: Path, folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def server(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of `d3serve up` with the tiny checkpoint, in the digits of those that check its answers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("D3SERVE_DTYPE", "float32")
-        with serving(tiny_checkpoint, tmp_path_factory.mktemp("up")) as address:
-            yield address
+    """The address of `d3serve up` with the tiny checkpoint."""
+    with serving(tiny_checkpoint, tmp_path_factory.mktemp("up")) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

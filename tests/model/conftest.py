@@ -11,7 +11,7 @@ import torch
 from oracle import Oracle, difference
 from published_vocabulary import published_vocabulary
 
-from d3serve.model import assembly, placement
+from d3serve.model import assembly
 from d3serve.model.engine import DecisionEngine
 from d3serve.schemas.questions import Answer, ChoiceQuestion, NoulQuestion, Question, ScoreQuestion
 
@@ -55,14 +55,6 @@ def in_mode(package: Path, mode: str, folder: Path) -> Path:
     (folder / "decision_config.json").unlink()
     (folder / "decision_config.json").write_text(json.dumps(values))
     return folder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def exact_on_any_processor() -> Iterator[None]:
-    """Tests compare to the last digits of FP32, which a processor that is fast at BF16 would not be asked for."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(placement, "processor_multiplies_bfloat16", lambda: False)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from d3serve.model.placement import choose_linear_rule, place
 
 UNKNOWN = {"device": "cuda:1", "dtype": "float16", "quantization": "int8", "linear_rule": "auto"}
 GPU = torch.device("cuda")
-ASKED = placement.processor_multiplies_bfloat16  # before conftest.py answers in its place
 
 
 @pytest.mark.parametrize("option", UNKNOWN)
@@ -43,15 +42,31 @@ def gpu(monkeypatch):
         (None, torch.float32),
     ],
 )
-def test_a_cpu_that_multiplies_bfloat16_gets_it_unless_told_otherwise(listed, dtype, tmp_path, monkeypatch):
+def test_a_cpu_that_multiplies_bfloat16_gets_it_for_a_wide_model(listed, dtype, tmp_path, monkeypatch):
     list_ = tmp_path / "cpuinfo"
     if listed is not None:
         list_.write_text(listed)
     monkeypatch.setattr(placement, "PROCESSOR", list_)
-    monkeypatch.setattr(placement, "processor_multiplies_bfloat16", ASKED.__wrapped__)
-    assert place("cpu", None, None) == (torch.device("cpu"), dtype)
-    assert place("cpu", "float32", None)[1] == torch.float32
-    assert place("cpu", "bfloat16", None)[1] == torch.bfloat16
+    asked = placement.processor_multiplies_bfloat16
+    monkeypatch.setattr(placement, "processor_multiplies_bfloat16", asked.__wrapped__)  # it remembers
+    assert placement.default_dtype(torch.device("cpu"), 1024) == dtype
+    assert placement.default_dtype(torch.device("cpu"), 1023) == torch.float32
+    assert placement.default_dtype(GPU, 1) == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("options", "wide", "dtype"),
+    [
+        ({}, 1, "bfloat16"),
+        ({}, 1024, "float32"),
+        ({"dtype": "float32"}, 1, "float32"),
+        ({"dtype": "bfloat16"}, 1024, "bfloat16"),
+    ],
+)
+def test_whoever_asks_for_a_type_gets_it_on_any_processor(options, wide, dtype, tiny_checkpoint, monkeypatch):
+    monkeypatch.setattr(placement, "processor_multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(placement, "WIDE", wide)
+    assert DecisionEngine.load(str(tiny_checkpoint), device="cpu", **options).info.dtype == dtype
 
 
 def test_a_gpu_is_taken_if_there_is_one_in_its_own_type(gpu):

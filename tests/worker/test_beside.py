@@ -119,9 +119,7 @@ def roomy(tiny_checkpoint, monkeypatch):
     """The real engine; a pass of a thousand rows is long, and has some hundred steps."""
     monkeypatch.setattr(engine_module, "LONG_ROWS", 1000)
     monkeypatch.setattr(assembly, "MLP_ROWS", 100)
-    return DecisionEngine.load(
-        str(tiny_checkpoint), device="cpu", dtype="float32", state_cache_bytes=138_000_000
-    )
+    return DecisionEngine.load(str(tiny_checkpoint), device="cpu", state_cache_bytes=138_000_000)
 
 
 @pytest.mark.anyio
