@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -52,7 +52,7 @@ class DiskTier:
         device = pools.k.device
         name = torch.cuda.get_device_name(device) if pools.k.is_cuda else "cpu"
         # Whose bits they are, beside what a state's key says already: weights, types, tenant and tokens.
-        self._numbers = ":".join((version("d3serve"), torch.__version__, name))
+        self._numbers = ":".join((_release(), torch.__version__, name))
         self._reader = StateReader(pinned=pools.k.is_cuda)
         self._buffer = new_buffer(pinned=pools.k.is_cuda)
         self._stream = torch.cuda.Stream(device) if pools.k.is_cuda else None  # type: ignore[no-untyped-call]
@@ -202,6 +202,13 @@ class DiskTier:
 
     def _path(self, key: str) -> Path:
         return self._folder / (hashlib.sha256(f"{self._numbers}:{key}".encode()).hexdigest() + WHOLE)
+
+
+def _release() -> str:
+    """Which d3serve this is; a tree that nobody has installed has no number."""
+    with suppress(PackageNotFoundError):
+        return version("d3serve")
+    return ""
 
 
 def _own_folder(folder: Path) -> Path:
