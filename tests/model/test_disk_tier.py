@@ -9,13 +9,19 @@ import pytest
 
 from d3serve.errors import InvalidSettings
 from d3serve.model import disk_tier, state_files
-from d3serve.model.disk_tier import FOLDER, DiskTier
+from d3serve.model.buckets import ROW_SIZES
+from d3serve.model.disk_tier import FOLDER, LEAST_TOKENS, DiskTier
 from d3serve.model.engine import DecisionEngine
 from d3serve.schemas.questions import NoulQuestion
 
 QUESTIONS = {"q": NoulQuestion(type="noul", instructions="Is it about a refund?")}
 STATES = tuple(f"Ticket {n}: I was charged twice and want a refund. " * (9 + n) for n in range(3))
 DEADLINE_S = 60
+
+
+def test_what_a_worker_warms_up_with_is_never_written():
+    """Its made-up states have no digest for a key, and those that it asks about twice are short."""
+    assert max(ROW_SIZES) < LEAST_TOKENS
 
 
 @pytest.fixture(autouse=True)
