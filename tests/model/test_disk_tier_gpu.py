@@ -62,7 +62,7 @@ def test_a_state_comes_back_bit_for_bit_after_a_restart(started):
 
 def test_graphs_are_captured_while_a_state_is_written(started, monkeypatch):
     """The thread waits for its copies meanwhile, which must not break a capture."""
-    engine, write, pause_s = started(), state_files._write_all, [0.02]
+    engine, write, pause_s = started(), state_files._write_all, [0.1]
 
     def slowly(*given):
         time.sleep(pause_s[0])
