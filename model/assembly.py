@@ -22,7 +22,7 @@ from d3serve.model.checkpoint import (
 )
 from d3serve.model.config import DecisionConfig, Geometry
 from d3serve.model.device_faults import watched
-from d3serve.model.disk_tier import DiskTier
+from d3serve.model.disk_tier import DiskTier, own_folder
 from d3serve.model.host_tier import HostTier
 from d3serve.model.hub import LocatedPackage, locate
 from d3serve.model.package import Package, open_package
@@ -106,6 +106,8 @@ def assemble(model: str, options: LoadOptions) -> EngineParts:
     vision = tower_of(package, load_format)
     prompt_format = choose_format(package, special_tokens, vision.tokens if vision else None)
     geometry, shares_state = package.geometry, package.decision.shares_state
+    if folder := options.get("state_cache_dir"):
+        own_folder(folder)  # what is wrong with it is told now, and not after minutes of reading weights
     with watched(device):
         tower = read_or_draw_tower(package, vision, device, dtype, load_format) if vision else None
         weights = read_or_draw_weights(package, device, dtype, load_format, quantization)

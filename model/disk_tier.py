@@ -14,6 +14,7 @@ import shutil
 import stat
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -33,7 +34,7 @@ WHOLE, UNFINISHED = ".state", ".new"
 LEAST_TOKENS: Final = 4096  # the 27B reads these in 0.33 s, and a drive of 1.3 GB/s the file of 0.4 GB
 SHARE: Final = 0.5  # of what the disk would have free without these files
 SWEEP_EVERY_S: Final = 60.0
-ABANDONED_S: Final = 3600.0  # no file takes so long to write
+ABANDONED_S: Final = 600.0  # no process leaves a file for so long between two chunks that it writes
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class DiskTier:
             InvalidSettings: it cannot be written to, or others may write there.
         """
         self._pools, self._ttl_s = pools, ttl_s
-        self._folder = _own_folder(folder)
+        self._folder = own_folder(folder)
         device = pools.k.device
         name = torch.cuda.get_device_name(device) if pools.k.is_cuda else "cpu"
         # Whose bits they are, beside what a state's key says already: weights, types, tenant and tokens.
@@ -59,7 +60,8 @@ class DiskTier:
         self._to_write: SimpleQueue[tuple[Entry, torch.cuda.Event | None]] = SimpleQueue()
         self._taking = threading.Lock()  # while the thread reads the pools, or gives a file its name
         self._given_up = self._busy = False
-        threading.Thread(target=self._write_for_ever, name="state-writer", daemon=True).start()
+        about = weakref.ref(self), self._to_write  # so the pools of an engine that is let go go with it
+        threading.Thread(target=_serve, args=about, name="state-writer", daemon=True).start()
 
     def holds(self, key: str) -> bool:
         """Whether there is a file of the state, young enough to be read."""
@@ -90,11 +92,16 @@ class DiskTier:
         path = self._path(kept.key)
         try:
             self._reader.read(path, kept, list(self._pools.parts(entry.start, entry.length, entry.slot)))
-            os.utime(path)
         except (OSError, ValueError) as error:
             self._remove_damaged(kept.key, error)
             return False
+        self._touch(path)
         return True
+
+    def _touch(self, path: Path) -> None:
+        """Somebody asks about it."""
+        with suppress(OSError):  # another worker has removed it meanwhile
+            os.utime(path)
 
     def _remove_damaged(self, key: str, error: Exception) -> None:
         log.warning("the file of a state is removed: %s", getattr(error, "strerror", None) or error)
@@ -115,8 +122,7 @@ class DiskTier:
         if entry.length < LEAST_TOKENS or self._busy:
             return False
         if self.holds(entry.key):
-            with suppress(OSError):
-                os.utime(self._path(entry.key))  # somebody asks about it
+            self._touch(self._path(entry.key))
             return False
         written = torch.cuda.current_stream().record_event() if self._stream is not None else None
         self._given_up, self._busy = False, True
@@ -128,20 +134,16 @@ class DiskTier:
         with self._taking:
             self._given_up = True
 
-    def _write_for_ever(self) -> None:
-        while True:
-            with suppress(OSError):
-                self._sweep()
-            with suppress(Empty):
-                entry, written = self._to_write.get(timeout=SWEEP_EVERY_S)
-                try:
-                    self._write(entry, written)
-                except (
-                    Exception
-                ) as error:  # a thread's edge: the disk is full, or the device lost, as a pass will find
-                    log.warning("a state was not written: %s", getattr(error, "strerror", None) or error)
-                finally:
-                    self._busy = False
+    def write(self, entry: Entry, written: "torch.cuda.Event | None") -> None:
+        """Write what `begin` was given; for the thread alone."""
+        try:
+            self._write(entry, written)
+        except (
+            Exception
+        ) as error:  # the thread's edge: the disk is full, or the device lost, as a pass will find
+            log.warning("a state was not written: %s", getattr(error, "strerror", None) or error)
+        finally:
+            self._busy = False
 
     def _write(self, entry: Entry, written: "torch.cuda.Event | None") -> None:
         path = self._path(entry.key)
@@ -155,10 +157,8 @@ class DiskTier:
         try:
             if write_state(unfinished, about, parts, self._buffer, self._take):
                 with self._taking:
-                    if not self._given_up:
-                        unfinished.replace(
-                            path
-                        )  # not synced: what a power cut takes away is found to be missing
+                    if not self._given_up:  # not synced: what a power cut takes away is found to be missing
+                        unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
 
@@ -176,7 +176,7 @@ class DiskTier:
     def _make_room(self, size: int) -> bool:
         """Remove states that nobody has asked about for long, the longest first; whether `size` bytes have room."""
         files = sorted(self._files(WHOLE), key=lambda found: found[1].st_mtime)
-        kept = sum(found.st_size for _, found in files)
+        kept = sum(found.st_size for _, found in self._files(WHOLE, UNFINISHED))
         most = SHARE * (shutil.disk_usage(self._folder).free + kept)
         if size > most:
             return False  # to empty the folder would not help
@@ -185,9 +185,9 @@ class DiskTier:
                 break
             path.unlink(missing_ok=True)
             kept -= found.st_size
-        return True
+        return kept + size <= most
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         """Remove states that nobody has asked about for too long, and what a process has left unfinished."""
         now = time.time()
         for path, found in self._files(WHOLE, UNFINISHED):
@@ -198,10 +198,27 @@ class DiskTier:
         for path in self._folder.iterdir():
             if path.suffix in suffixes:
                 with suppress(FileNotFoundError):  # another worker sweeps too
-                    yield path, path.lstat()
+                    found = path.lstat()
+                    if stat.S_ISREG(found.st_mode):
+                        yield path, found
 
     def _path(self, key: str) -> Path:
         return self._folder / (hashlib.sha256(f"{self._numbers}:{key}".encode()).hexdigest() + WHOLE)
+
+
+def _serve(
+    tier: "weakref.ref[DiskTier]", waiting: "SimpleQueue[tuple[Entry, torch.cuda.Event | None]]"
+) -> None:
+    """What the thread does: it writes what is to be written, and sweeps, until there is no tier any more."""
+    while (alive := tier()) is not None:
+        with suppress(OSError):
+            alive.sweep()
+        del alive  # while it waits nothing keeps the tier
+        with suppress(Empty):
+            entry, written = waiting.get(timeout=SWEEP_EVERY_S)
+            if (alive := tier()) is not None:
+                alive.write(entry, written)
+            del alive
 
 
 def _release() -> str:
@@ -211,7 +228,7 @@ def _release() -> str:
     return ""
 
 
-def _own_folder(folder: Path) -> Path:
+def own_folder(folder: Path) -> Path:
     """The folder that holds the files, made where it is missing.
 
     Raises:

@@ -4,7 +4,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from torch import Tensor
 MAGIC: Final = b"d3state1"
 TAIL_BYTES: Final = 8 + len(MAGIC)  # checksum and length of the description before it, and MAGIC
 CHUNK_BYTES: Final = 16 * 2**20
+MOST_TOLD_BYTES: Final = 2**20  # of a description: 20 KB are told of the longest state
 READERS: Final = 8  # one reads and sums 1 to 2 GB/s; 117,000 tokens of the 27B are 7.8 GB
 
 
@@ -48,14 +49,18 @@ class StateFile:
         with _opened(path, os.O_RDONLY) as file:
             size = os.fstat(file.fileno()).st_size
             tail = os.pread(file.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES))
-            begin = size - TAIL_BYTES - int.from_bytes(tail[4:8], "little")
-            if tail[8:] != MAGIC or begin < 0:
+            told_bytes = int.from_bytes(tail[4:8], "little")
+            begin = size - TAIL_BYTES - told_bytes
+            if tail[8:] != MAGIC or begin < 0 or told_bytes > MOST_TOLD_BYTES:
                 raise ValueError("it has no end")
-            text = os.pread(file.fileno(), size - TAIL_BYTES - begin, begin)
+            text = os.pread(file.fileno(), told_bytes, begin)
         if zlib.crc32(text) != int.from_bytes(tail[:4], "little"):
             raise ValueError("its description is damaged")
         told = json.loads(text)
-        found = cls(**(told | {"sums": tuple(told["sums"])}))
+        try:
+            found = cls(**(told | {"sums": tuple(told["sums"])}))
+        except (KeyError, TypeError):
+            raise ValueError("its description is of another kind") from None
         if found.size != begin or len(found.sums) != -(-begin // CHUNK_BYTES):
             raise ValueError("bytes of it are missing")
         return found
@@ -81,8 +86,11 @@ class StateReader:
         stream = torch.cuda.current_stream() if parts[0].is_cuda else None
         with _opened(path, os.O_RDONLY) as file:
             share = partial(self._read_share, file.fileno(), kept, parts, stream)
-            whole = list(self._threads.map(share, range(READERS)))  # all have ended before the file is closed
-        if not all(whole):
+            shares = [self._threads.submit(share, first) for first in range(READERS)]
+            wait(
+                shares
+            )  # all of them: one that goes on would write into rows that are another state's by then
+        if not all(each.result() for each in shares):
             raise ValueError("its bytes are not those that were written")
 
     def _read_share(
@@ -180,6 +188,6 @@ def _write_all(file: int, view: memoryview) -> None:
 
 
 def _opened(path: Path, flags: int) -> IO[bytes]:
-    """A file that is ours alone to read, and no link to another."""
+    """A file that is ours alone to read, no link to another, and no pipe that nobody writes to."""
     mode = "rb" if flags == os.O_RDONLY else "wb"
-    return os.fdopen(os.open(path, flags | os.O_NOFOLLOW, 0o600), mode, buffering=0)
+    return os.fdopen(os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600), mode, buffering=0)

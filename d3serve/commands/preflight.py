@@ -197,5 +197,5 @@ def webhooks(settings: Settings) -> Found:
     )
 
 
-OF_A_WORKER: Final[tuple[Check, ...]] = (packages, model, device)  # it writes to no folder
+OF_A_WORKER: Final[tuple[Check, ...]] = (packages, model, device)  # the folder of its cache it makes itself
 CHECKS: Final = (*OF_A_WORKER, workers, folders, disk, webhooks)

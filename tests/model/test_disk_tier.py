@@ -1,8 +1,12 @@
 """States in files: the same answers, bit for bit, after a restart; and whatever is wrong with a file, never others."""
 
+import gc
+import json
 import os
 import threading
 import time
+import weakref
+import zlib
 from types import SimpleNamespace
 
 import pytest
@@ -117,7 +121,28 @@ DAMAGE = {
     "bytes between": lambda path: path.write_bytes(b"x" + path.read_bytes()),
     "another file": lambda path: path.write_bytes(os.urandom(50_000)),
     "one that says it is endless": lambda path: path.write_bytes(b"\xff" * 8 + state_files.MAGIC),
+    "a sparse one that is told of for gigabytes": lambda path: sparse(path, 3 * 2**30),
+    "one of another kind": lambda path: described(path, {"sums": [], "of": "another day"}),
+    "one that tells no sums": lambda path: described(path, {}),
+    "one whose description is a list": lambda path: described(path, []),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
 }
+
+
+def sparse(path, size):
+    """A file of that size, almost all of which its end calls the description."""
+    end = bytes(4) + (size - 100).to_bytes(4, "little") + state_files.MAGIC
+    with path.open("wb") as file:
+        file.truncate(size - len(end))
+        file.seek(0, os.SEEK_END)
+        file.write(end)
+
+
+def described(path, told):
+    """A file with that for a description, and a good sum of it."""
+    text = json.dumps(told).encode()
+    sums = zlib.crc32(text).to_bytes(4, "little") + len(text).to_bytes(4, "little")
+    path.write_bytes(text + sums + state_files.MAGIC)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -133,6 +158,31 @@ def test_a_damaged_file_is_removed_and_the_state_read_by_the_model(damage, start
     answer(second)
     written(second)
     assert answer(started()) == (expected, True, 1), "written anew"
+
+
+def test_a_drive_that_fails_is_left_only_when_no_reader_writes_any_more(started, monkeypatch):
+    """The rows go to another state at once, into which a reader that goes on would write."""
+    first = started()
+    expected = [answer(first) for _ in range(2)][-1][0]
+    written(first)
+    fill, failed, ended = state_files._fill, threading.Event(), []
+
+    def failing(file, begin, view):
+        if begin == 0:
+            failed.set()
+            raise OSError(5, "Input/output error")
+        assert failed.wait(DEADLINE_S)
+        time.sleep(0.05)  # as a drive takes its time
+        ended.append(begin)
+        return fill(file, begin, view)
+
+    second, at_removal = started(), []
+    monkeypatch.setattr(state_files, "_fill", failing)
+    forget = DiskTier.forget
+    monkeypatch.setattr(DiskTier, "forget", lambda *given: (at_removal.append(len(ended)), forget(*given)))
+    assert answer(second) == (expected, False, 0)
+    assert at_removal == [len(ended)]
+    assert len(ended) >= state_files.READERS - 1
 
 
 def test_a_file_under_the_name_of_another_state_answers_nothing(started, tmp_path):
@@ -193,8 +243,41 @@ def test_files_that_nobody_asks_about_go_after_their_time(started, tmp_path, mon
     assert mine.exists()
 
 
+def test_what_is_no_file_of_ours_is_left_alone_and_stops_no_sweep(started, tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_tier, "SWEEP_EVERY_S", 0.01)
+    engine = started(state_ttl_s=3_600)
+    folder, others = tmp_path / FOLDER, [tmp_path / FOLDER / "0.state", tmp_path / FOLDER / "1.new"]
+    for path in others:
+        path.mkdir()
+    for number in range(8):  # whichever order the folder lists them in
+        (folder / f"old{number}.state").touch()
+    for path in folder.iterdir():
+        os.utime(path, (1, 1))
+    deadline = time.monotonic() + DEADLINE_S
+    while sorted(folder.iterdir()) != others:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert engine.cache.stats.restored == 0
+
+
+def test_the_pools_of_an_engine_that_is_let_go_go_with_it(started, monkeypatch):
+    """A worker that fails while it warms up loads again in the same process, and needs that memory."""
+    monkeypatch.setattr(disk_tier, "SWEEP_EVERY_S", 0.01)
+    engine = started()
+    for _ in range(2):
+        answer(engine)
+    written(engine)
+    pools = weakref.ref(engine.backbone.pools)
+    del engine
+    deadline = time.monotonic() + DEADLINE_S
+    while pools() is not None:
+        assert time.monotonic() < deadline
+        gc.collect()
+        time.sleep(0.01)
+
+
 def test_one_too_old_is_not_read_though_no_sweep_came(started, tmp_path, monkeypatch):
-    monkeypatch.setattr(DiskTier, "_sweep", lambda _: None)
+    monkeypatch.setattr(DiskTier, "sweep", lambda _: None)
     first = started()
     for _ in range(2):
         answer(first)
