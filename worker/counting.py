@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import closing
 from typing import Final
 
 import structlog
@@ -35,11 +36,16 @@ class Counter(threading.Thread):
 
     def run(self) -> None:
         """Count until `stop`; a Redis that is away is waited for."""
+        with closing(self._preparer):
+            self._run()
+
+    def _run(self) -> None:
         while not self._halt.is_set():
             try:
-                request = self._queue.take(self._engine.info.revision or "")
-                if request is not None:
-                    self._queue.answer(request.id, self.count(request))
+                taken = self._queue.take(self._engine.info.revision or "")
+                if taken is not None:
+                    request_id, request = taken
+                    self._queue.answer(request_id, self.count(request))
             except StorageUnavailable:
                 time.sleep(AWAY_S)
             except Exception as error:  # a thread's edge: without it nothing would be counted any more
@@ -76,7 +82,7 @@ class Counter(threading.Thread):
 def _as_job(request: CountRequest) -> ClaimedJob:
     """The job that the request would be, as a turn would have claimed it; each refusal of a question is wanted."""
     return ClaimedJob(
-        id=request.id, group="", tenant=request.tenant, model=request.model, attempt=0, state=request.state,
+        id="", group="", tenant=request.tenant, model=request.model, attempt=0, state=request.state,
         questions=request.questions, partial=True, asked_lane=request.lane, created_ms=0,
     )  # fmt: skip
 

@@ -7,9 +7,8 @@ from d3serve.schemas.questions import Wire
 
 
 class CountRequest(Wire):
-    """A request as a job would store it; `lane` is the one asked for, empty where none is."""
+    """A request as a job would store it, all texts; `lane` is the one asked for, empty where none is."""
 
-    id: str
     tenant: str
     model: str
     lane: str

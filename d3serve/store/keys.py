@@ -13,7 +13,7 @@ KeyName = Literal[
     "lease", "leasejobs", "leasegrps", "leases", "deadlines",
     "worker", "workers", "finished", "work", "hooks_due", "outbox", "outboxes",
     "delivery", "told", "events", "hooks_open", "hooks_of", "hook_secret", "endpoints", "folder", "done",
-    "counts", "counted",
+    "count", "counts", "counted",
 ]  # fmt: skip
 
 
@@ -116,7 +116,9 @@ TABLE: dict[KeyName, Key] = {
     "endpoints": Key("endpoints:", "hash", "webhook endpoints of a <tenant>, JSON, by id", "-", "API",
                      "webhook sender, API"),
     "folder": Key("folder", "string", "name of this queue's folder of large states", "-", "API", "API"),
-    "counts": Key("counts:", "list", "requests to count, for any worker or one of <revision>", "10 s", "API", "worker"),
+    "count": Key("count:", "hash", "request <id> to count: what a job would store", "10 s", "API", "worker"),
+    "counts": Key("counts:", "list", "ids of requests to count, for any worker or one of <revision>", "10 s", "API",
+                  "worker"),
     "counted": Key("counted:", "list", "what was found for request <id>", "10 s", "worker", "API"),
     "done": Key("done", "channel", "'<job id> <status>' at every change of a job", "-", "every script", "API"),
 }  # fmt: skip

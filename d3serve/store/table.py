@@ -49,9 +49,9 @@ class Table(_Table):
             return getattr(self.client, command)(*args, **options)
 
     @contextmanager
-    def pipeline(self) -> Iterator[Any]:
-        """Commands that travel together; others may come between them."""
-        with storage_errors(), self.client.pipeline(transaction=False) as pipe:
+    def pipeline(self, *, transaction: bool = False) -> Iterator[Any]:
+        """Commands that travel together; others may come between them, unless it is a transaction."""
+        with storage_errors(), self.client.pipeline(transaction=transaction) as pipe:
             yield pipe
 
     def close(self) -> None:

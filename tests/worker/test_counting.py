@@ -1,10 +1,12 @@
 """The thread that counts beside the turns: the numbers and the refusals that a job would get, and no job."""
 
 import json
+from asyncio import create_task, gather, to_thread, wait
+from contextlib import aclosing
 
 import pytest
 
-from d3serve.errors import NoWorker, Overloaded
+from d3serve.errors import NoWorker, Overloaded, RateLimited
 from d3serve.schemas import DecisionRequest
 from d3serve.schemas.counting import CountRequest
 from d3serve.settings import Settings
@@ -36,7 +38,7 @@ def counter(settings):
 def request(state="a parcel", lane="", **questions):
     asked = questions or {"q": "Is it late?"}
     return CountRequest(
-        id="1", tenant="me", model="fake", lane=lane, state=f"={state}",
+        tenant="me", model="fake", lane=lane, state=f"={state}",
         questions=json.dumps({name: {"type": "noul", "instructions": text} for name, text in asked.items()}),
     )  # fmt: skip
 
@@ -102,6 +104,7 @@ async def test_a_request_goes_to_a_worker_and_back_and_nothing_stays(counter, de
     assert found.questions["q"].prompt_tokens == found.total_tokens
     assert (await desk.count(encoded({"a": 1}), tenant="me")).refused == []
     assert raw_redis.keys("d3:{counting}:count*") == []
+    assert not desk._asking
 
 
 async def test_a_request_that_names_a_revision_is_for_workers_of_that_one(counter, desk, monkeypatch):
@@ -122,13 +125,55 @@ async def test_without_a_worker_it_is_told_in_time_and_the_request_is_taken_back
 
 async def test_no_more_wait_than_may(desk, raw_redis):
     for _ in range(desk_module.MAX_WAITING):
-        raw_redis.rpush("d3:{counting}:counts:", "{}")
+        raw_redis.rpush("d3:{counting}:counts:", "another")
     with pytest.raises(Overloaded):
         await desk.count(encoded(), tenant="me")
+    assert raw_redis.keys("d3:{counting}:count:*") == []
 
 
-async def test_what_others_write_there_stops_nobody(counter, desk, raw_redis):
-    for text in ("", "{}", "no json", '{"id": 1}'):
+async def test_no_more_wait_than_may_though_all_come_at_once(settings, raw_redis, monkeypatch):
+    """All of them see a short list before the first has written to it."""
+    monkeypatch.setattr(desk_module, "WITHIN_S", 2.0)
+
+    async def asked(number):
+        async with aclosing(CountDesk.open(settings)) as desk:
+            with pytest.raises((Overloaded, NoWorker)) as refused:
+                await desk.count(encoded(), tenant=f"tenant {number}")
+            return refused.type
+
+    kinds = await gather(*(asked(number) for number in range(2 * desk_module.MAX_WAITING)))
+    assert kinds.count(NoWorker) == desk_module.MAX_WAITING
+    assert raw_redis.keys("d3:{counting}:count*") == []
+
+
+async def test_no_tenant_takes_the_places_of_the_others(desk, monkeypatch):
+    monkeypatch.setattr(desk_module, "WITHIN_S", 2.0)
+
+    async def asked(tenant):
+        with pytest.raises((RateLimited, NoWorker)) as refused:
+            await desk.count(encoded(), tenant=tenant)
+        return refused.type
+
+    kinds = await gather(*(asked("one") for _ in range(desk_module.MAX_WAITING)), asked("another"))
+    assert kinds.count(RateLimited) == desk_module.MAX_WAITING - desk_module.MAX_OF_TENANT
+    assert kinds[-1] is NoWorker, "it was let in"
+    assert await asked("one") is NoWorker, "and so is the first, once its requests have ended"
+
+
+async def test_who_goes_away_leaves_nothing(desk, raw_redis):
+    asking = create_task(desk.count(encoded(), tenant="me"))
+    assert await to_thread(raw_redis.blpop, "d3:{counting}:counts:", 60)
+    while not asking.done():  # as a call is stopped whose key has gone: redis-py may lose a cancellation
+        asking.cancel()
+        await wait([asking], timeout=0.2)
+    assert asking.cancelled()
+    assert raw_redis.keys("d3:{counting}:count*") == []
+    assert not desk._asking
+
+
+async def test_a_request_whose_texts_are_gone_stops_nobody(counter, desk, raw_redis):
+    for text in ("", "{}", "another", "so " * 1000):
         raw_redis.rpush("d3:{counting}:counts:", text)
+    raw_redis.hset("d3:{counting}:count:another", mapping={"state": "=", "more": "than is known"})
     counter.start()
     assert (await desk.count(encoded(), tenant="me")).refused == []
