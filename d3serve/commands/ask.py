@@ -26,6 +26,8 @@ FIRST_CONTACT_S: Final = (
     0.5  # a server that restarts is missed for less; nobody who is not there is worth more
 )
 
+COUNT_PATIENCE_S: Final = 5.0  # a server without a worker says so after ten seconds, and is asked once more
+
 
 def ask(
     request: Annotated[Path | None, typer.Argument(help="A JSON file with `state` and `questions`.")] = None,
@@ -65,7 +67,7 @@ def ask(
     key = read_key(api_key, api_key_file)
     if dry_run:
         find_server(url, key)
-        with Client(url, api_key=key) as client:
+        with Client(url, api_key=key, patience_s=COUNT_PATIENCE_S) as client:
             raise typer.Exit(0 if show_count(client.count_body(body), as_json=as_json) else 1)
     job = post(url, body, api_key=key, console=messages())
     succeeded = show_json(job) if as_json else show_table(job)

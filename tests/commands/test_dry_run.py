@@ -6,8 +6,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from d3serve.commands import ask
 from d3serve.commands.main import app
 from d3serve.settings import Settings
+from d3serve.store import counting
 
 
 @pytest.fixture
@@ -46,3 +48,12 @@ def test_what_would_be_refused_is_an_exit_code_and_its_reason(counted):
     done = counted("--state", "so " * 1000, "--yes-no", "Is it late?")
     assert done.exit_code == 1
     assert "refused max_tokens_exceeded" in done.output
+
+
+def test_without_a_worker_it_ends_and_says_why(service, worker, monkeypatch):  # noqa: ARG001 - it counts nothing
+    monkeypatch.setattr(counting, "WITHIN_S", 1.0)
+    monkeypatch.setattr(ask, "COUNT_PATIENCE_S", 0.5)
+    command = ["ask", "--url", service, "--dry-run", "--state", "a parcel", "--yes-no", "Is it late?"]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "120"})
+    assert done.exit_code != 0
+    assert "no worker has counted this within 1 s" in str(done.exception) + done.output
