@@ -6,11 +6,14 @@ after `publish`, it cannot be evicted while a pass has it pinned, and a pass tha
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Final
 
 from d3serve.errors import InvalidSettings
 from d3serve.model.disk_tier import DiskTier
 from d3serve.model.host_tier import HostTier
 from d3serve.model.ranges import Entry, RangeAllocator
+
+REMEMBERED: Final = 1024  # keys of states that were read, wherever these are by now
 
 
 @dataclass
@@ -43,8 +46,8 @@ class StateCache:
     ) -> None:
         """Manage `rows` K/V rows and `slots` recurrent slots; the byte sizes are for reports.
 
-        What is evicted goes to `tier`, if there is one, and comes back when it is acquired. What is acquired in a
-        second turn goes to `disk`, if there is one, and comes back when it is nowhere else.
+        What is evicted goes to `tier`, if there is one, and comes back when it is acquired. What a second turn asks
+        about goes to `disk`, if there is one, and comes back when it is nowhere else.
         """
         if rows < 1 or slots < 1:
             raise InvalidSettings(f"a state cache needs rows and slots; got {rows} and {slots}")
@@ -53,6 +56,7 @@ class StateCache:
         self._tier, self._disk = tier, disk
         self._writing: Entry | None = None  # to the disk, pinned meanwhile
         self._turn = 0
+        self._read: OrderedDict[str, None] = OrderedDict()  # keys of states that were read, oldest first
         self._row_bytes, self._slot_bytes = row_bytes, slot_bytes
         self._ranges = RangeAllocator(rows)
         self._free_slots = list(reversed(range(slots)))
@@ -112,7 +116,8 @@ class StateCache:
             self._tier.put_back(kept)
             return None
         self._tier.load(kept, entry)
-        self.publish(entry)
+        self._use(entry)
+        self._write(entry)
         self.stats.restored += 1
         return entry
 
@@ -126,7 +131,7 @@ class StateCache:
         if not self._disk.load(kept, entry):
             self.release(entry)
             return None
-        self.publish(entry)
+        self._use(entry)
         self.stats.restored += 1
         return entry
 
@@ -169,6 +174,12 @@ class StateCache:
     def publish(self, entry: Entry) -> None:
         """Make a reserved entry findable: its rows and slot are written; the pin stays."""
         self._use(entry)
+        if entry.key in self._read:  # it was evicted before anybody asked again
+            self._write(entry)
+        self._read[entry.key] = None
+        self._read.move_to_end(entry.key)
+        if len(self._read) > REMEMBERED:
+            self._read.popitem(last=False)
 
     def release(self, entry: Entry) -> None:
         """Take one pin off; an entry that was never published goes away with it."""

@@ -390,6 +390,18 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(started, tmp_path):
     assert answer(started())[1:] == (False, 0)
 
 
+@pytest.mark.parametrize("host_bytes", [0, 2**24])
+def test_a_state_that_was_evicted_before_its_second_use_is_written_at_that(started, tmp_path, host_bytes):
+    """Where memory is short nothing waits on the device until it is asked about again."""
+    engine = started(state_cache_host_bytes=host_bytes)
+    cold, _, _ = answer(engine)
+    engine.cache.clear()
+    assert answer(engine)[:2] == (cold, host_bytes > 0)
+    written(engine)
+    assert len(kept(tmp_path)) == 1
+    assert answer(started()) == (cold, True, 1)
+
+
 def test_passes_of_one_turn_are_one_use(started, tmp_path):
     """A job whose questions take several passes asks about its state once."""
     engine = started(pass_questions=1)
