@@ -32,10 +32,15 @@ QUESTIONS: dict[str, Question] = {
 
 def state_of(engine: DecisionEngine, tokens: int) -> PreparedJob:
     """A job whose state has nearly so many tokens."""
-    sentence = "Order {} was charged twice and nobody answers. "
-    each = engine.prepare("".join(map(sentence.format, range(1000, 1030))), QUESTIONS).state_tokens / 30
-    text = "".join(map(sentence.format, range(1000, 1000 + int(tokens / each))))
-    return engine.prepare(text, QUESTIONS, max_tokens=engine.info.max_length)
+    sentences = 30
+    while True:
+        numbers = range(10_000, 10_000 + sentences)
+        text = "".join(f"Order {number} was charged twice and nobody answers. " for number in numbers)
+        job = engine.prepare(text, QUESTIONS, max_tokens=engine.info.max_length)
+        more = int((tokens - job.state_tokens) / (job.state_tokens / sentences))
+        if not more:
+            return job
+        sentences += more
 
 
 def ask(engine: DecisionEngine, job: PreparedJob) -> dict[str, Any]:
