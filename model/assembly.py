@@ -93,10 +93,8 @@ def assemble(model: str, options: LoadOptions) -> EngineParts:
         InvalidSettings, DeviceError: an option asks for what is not there; the accelerator failed.
     """
     quantization, special_tokens = options.get("quantization"), options.get("special_tokens_in_text", "plain")
-    load_format, with_code = (
-        options.get("load_format", "safetensors"),
-        options.get("trust_remote_code", False),
-    )
+    load_format: LoadFormat = options.get("load_format", "safetensors")
+    with_code = options.get("trust_remote_code", False)
     device, dtype = place(options.get("device"), options.get("dtype"), quantization)
     linear_rule = rule_of(options, device, dtype)
     located = locate(model, options.get("revision"), with_code=with_code)
@@ -107,7 +105,7 @@ def assemble(model: str, options: LoadOptions) -> EngineParts:
     prompt_format = choose_format(package, special_tokens, vision.tokens if vision else None)
     geometry, shares_state = package.geometry, package.decision.shares_state
     if folder := options.get("state_cache_dir"):
-        own_folder(folder)  # what is wrong with it is told now, and not after minutes of reading weights
+        own_folder(folder)  # what is wrong with it is told before minutes of reading weights
     with watched(device):
         tower = read_or_draw_tower(package, vision, device, dtype, load_format) if vision else None
         weights = read_or_draw_weights(package, device, dtype, load_format, quantization)

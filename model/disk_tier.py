@@ -26,6 +26,7 @@ import torch
 
 from d3serve.errors import InvalidSettings
 from d3serve.model.backbone import Pools
+from d3serve.model.placement import name_of
 from d3serve.model.ranges import Entry
 from d3serve.model.state_files import StateFile, StateReader, new_buffer, on, write_state
 
@@ -51,9 +52,8 @@ class DiskTier:
         self._pools, self._ttl_s = pools, ttl_s
         self._folder = own_folder(folder)
         device = pools.k.device
-        name = torch.cuda.get_device_name(device) if pools.k.is_cuda else "cpu"
         # Whose bits they are, beside what a state's key says already: weights, types, tenant and tokens.
-        self._numbers = ":".join((_release(), torch.__version__, name))
+        self._numbers = ":".join((_release(), torch.__version__, name_of(device)))
         self._reader = StateReader(pinned=pools.k.is_cuda)
         self._buffer = new_buffer(pinned=pools.k.is_cuda)
         self._stream = torch.cuda.Stream(device) if pools.k.is_cuda else None  # type: ignore[no-untyped-call]

@@ -56,6 +56,11 @@ def place(
     return where, kind
 
 
+def name_of(device: torch.device) -> str:
+    """The card's name, on which bits depend; a CPU has none."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def default_dtype(device: torch.device, hidden: int) -> torch.dtype:
     """The type of weights and activations where nobody has asked for one: what the device is fast at, at that width."""
     fast = device.type == "cuda" or (hidden >= WIDE and processor_multiplies_bfloat16())
