@@ -14,6 +14,12 @@ TITLES = {
     "needed": "dependents (score)",
 }  # fmt: skip
 
+LEAD = """\
+A small decision model in the Decision 3.0 package format, trained from scratch on descriptions of
+Debian packages. It lets you try, test and show d3serve on a CPU with meaningful answers. It is no
+general model: it knows software packages and the questions below, and nothing else.
+"""
+
 TEXT = """\
 ---
 license: apache-2.0
@@ -21,10 +27,7 @@ language: en
 ---
 # demo-d3
 
-A small decision model in the Decision 3.0 package format, trained from scratch on descriptions of
-Debian packages. It lets you try, test and show d3serve on a CPU with meaningful answers. It is no
-general model: it knows software packages and the questions below, and nothing else.
-
+{lead}
 ## What it knows
 
 Given a package's description (text, or a JSON object of its fields), it answers:
@@ -38,12 +41,12 @@ Choices have 2 to 12 options.
 
 ## What it does not know
 
-It knows only software packages. It reads a state as a bag of words, each with those before it.
-Negation and long-range structure are beyond it, as is much matching of rare names (see the table).
-Scores of size and use are little better than guessing, as descriptions hardly reveal them. It was
-not trained on questions worded far from the training wordings, more than twelve options, states
-beyond about 600 tokens, or languages other than English. Yes/no questions from debtags are as
-incomplete as the tags.
+Of texts it knows only those about software packages. It reads a state as a bag of words, each with
+those before it. Negation and long-range structure are beyond it, as is much matching of rare names
+(see the table). Scores of size and use are little better than guessing, as descriptions hardly
+reveal them. It was not trained on questions worded far from the training wordings, more than twelve
+options, states beyond about 600 tokens, or languages other than English. Yes/no questions from
+debtags are as incomplete as the tags.
 
 ## How good it is
 
@@ -100,6 +103,7 @@ def model_card(results: Mapping[str, Any], g: Geometry, parameters: int) -> str:
     ]
     scores = {"this model": held_out["section"]["accuracy"], **results["baselines"]}
     return TEXT.format(
+        lead=LEAD,
         held_out=held_out["all"]["questions"],
         temperature=results["temperature"],
         rows="\n".join(rows),

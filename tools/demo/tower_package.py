@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from demo.card import LEAD
 from demo.looking import TOWER
 from demo.pictures import WORDS
 from make_tiny_checkpoint import PROCESSORS, write_json, write_manifest
@@ -57,6 +58,12 @@ def _token_ids(files: Mapping[str, bytes]) -> dict[str, int]:
     return {field: added[NAMES[name]] for name, field in TOKENS.items()}
 
 
+LEAD_WITH_PICTURES = """\
+A small decision model in the Decision 3.0 package format, trained from scratch on descriptions of
+Debian packages and on simple drawings. It lets you try, test and show d3serve on a CPU with
+meaningful answers. It is no general model: it knows software packages, such drawings and the
+questions below, and nothing else.
+"""
 HEADING = "## Pictures"
 CARD = """\
 ## Pictures
@@ -93,7 +100,7 @@ def write_card(folder: Path, results: Mapping[str, Any]) -> None:
         pictures=results["all"]["all"]["questions"], parameters=TOWER.parameters / 1e6, depth=TOWER.depth,
         hidden=TOWER.hidden,
     )  # fmt: skip
-    card = (folder / "README.md").read_text(encoding="utf-8")
+    card = (folder / "README.md").read_text(encoding="utf-8").replace(LEAD, LEAD_WITH_PICTURES)
     before, _, rest = card.partition(HEADING)
     _, heading, after = (
         rest.partition("\n## ") if rest else before.partition("\n## Where the data comes from")
