@@ -201,6 +201,10 @@ def workers_resource(workers: Sequence[WorkerInfo], running: Mapping[str, int]) 
                 "running_jobs": running.get(worker.id, 0),
                 "tokens_per_s": worker.tokens_per_s,
                 "cached_states": worker.cached_states,
+                "cached_bytes": worker.cached_bytes,
+                "cache_size_bytes": worker.cache_size_bytes,
+                "memory_bytes": worker.memory_bytes,
+                "memory_total_bytes": worker.memory_total_bytes,
                 "peak_memory_bytes": worker.peak_memory_bytes,
             }
             for worker in workers

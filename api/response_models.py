@@ -163,7 +163,10 @@ class WholeQueue(BaseModel):
 
 
 class WorkerResource(BaseModel):
-    """A live worker; `error` says why its model could not be loaded, the last two are null until it has run a turn."""
+    """A live worker; `error` says why its model could not be loaded.
+
+    What is not known yet is null: of memory until the model is loaded, of cached states until a turn has run.
+    """
 
     id: str
     object: Literal["decision.worker"]
@@ -175,7 +178,14 @@ class WorkerResource(BaseModel):
     model: ModelInfo | None
     running_jobs: int
     tokens_per_s: float
-    cached_states: int | None
+    cached_states: int | None = Field(description="Those that need not be read again.")
+    cached_bytes: int = Field(description="What cached states take of the device.")
+    cache_size_bytes: int | None = Field(description="What the device has for them.")
+    memory_bytes: int | None = Field(
+        description="In use after the last turn: of the GPU by whoever uses it; without one, of the process that "
+        "holds the model."
+    )
+    memory_total_bytes: int | None = Field(description="All of the GPU's; null without one.")
     peak_memory_bytes: int | None = Field(description="Of the host, by the process that holds the model.")
 
 

@@ -83,6 +83,32 @@ class DecisionEngine(Decides[PreparedJob, DecidedJob]):
         """Hits, misses and evictions since the start."""
         return self.cache.stats
 
+    @property
+    def cached_bytes(self) -> int:
+        """Memory of the device that cached states take."""
+        return self.cache.used_bytes
+
+    @property
+    def cache_size_bytes(self) -> int:
+        """Memory of the device that is there for states."""
+        return self.cache.size_bytes
+
+    def device_memory(self) -> tuple[int, int] | None:
+        """Bytes of the GPU's memory in use, by whoever uses it, and all of them; None on a CPU.
+
+        Takes 5 us on an H200, and waits for no kernel. For the thread of `decisions`: a call of another one would
+        break a CUDA graph that is being captured.
+
+        Raises:
+            DeviceError: the accelerator failed.
+        """
+        device = self._shape.device
+        if device.type != "cuda":
+            return None
+        with watched(device):
+            free, total = torch.cuda.mem_get_info(device)
+        return total - free, total
+
     def cached_state_keys(self) -> list[str]:
         """Keys of the states that need not be read again, least recently used first."""
         return self.cache.keys()

@@ -69,6 +69,11 @@ class StateCache:
         return self._ranges.size
 
     @property
+    def size_bytes(self) -> int:
+        """Memory of the pools."""
+        return self.rows * self._row_bytes + self.slots * self._slot_bytes
+
+    @property
     def used_bytes(self) -> int:
         """Memory of the complete entries."""
         return sum(entry.length * self._row_bytes + self._slot_bytes for entry in self._entries.values())

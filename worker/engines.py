@@ -103,6 +103,20 @@ class Engine(Protocol):
         """States that the next pass need not read again."""
         ...
 
+    @property
+    def cached_bytes(self) -> int:
+        """Memory of the device that they take."""
+        ...
+
+    @property
+    def cache_size_bytes(self) -> int:
+        """Memory of the device that is there for states."""
+        ...
+
+    def device_memory(self) -> tuple[int, int] | None:
+        """Bytes of the GPU's memory in use, by whoever uses it, and all of them; None on a CPU; raises DeviceError."""
+        ...
+
 
 def served_name(settings: Settings) -> str:
     """The name under which `load_engine` will serve, which a queue may refuse; nothing is loaded to know it."""

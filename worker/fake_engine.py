@@ -174,6 +174,19 @@ class FakeEngine(Decides[FakePrepared, FakeDecided]):
         """States that the next pass need not read again."""
         return frozenset(self._cache)
 
+    @property
+    def cached_bytes(self) -> int:
+        """As if each state took a mebibyte."""
+        return len(self._cache) * 2**20
+
+    @property
+    def cache_size_bytes(self) -> int:
+        """As if each state took a mebibyte."""
+        return self._options.cache * 2**20
+
+    def device_memory(self) -> None:
+        """There is no GPU."""
+
     def prepare(
         self,
         state: Any,

@@ -1,7 +1,6 @@
 """The child process that holds the model: loads it once, then runs a turn for every wake-up."""
 
 import os
-import resource
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from d3serve.store.turns import CALLED, TurnStore
 from d3serve.wake.celery_app import Waker, is_wake
 from d3serve.worker.counting import Counter
 from d3serve.worker.engines import load_engine, served_name
+from d3serve.worker.memory import memory_of, peak_bytes
 from d3serve.worker.turn import TurnReport, TurnRunner
 from d3serve.worker.yields import OutOfTime
 
@@ -90,6 +90,7 @@ class TurnProcess:
         self._store.serves, self._store.revision = engine.info.name, engine.info.revision or ""
         seconds = round(time.monotonic() - began, 1)
         told: Told = {"load": "loaded", "loads": 0, "model": engine.info.model_dump_json(), "error": ""}
+        told |= {"cache_size_bytes": engine.cache_size_bytes, **memory_of(engine)}
         with self._telling:
             self._take_queue(engine.info.name, told)
             self._said |= told
@@ -214,7 +215,9 @@ class TurnProcess:
             "tokens_per_s": round(self._speed, 1),
             "read_tokens_per_s": round(self._reading, 1),
             "cached_states": report.cached_states,
-            "peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            "cached_bytes": report.cached_bytes,
+            "peak_memory_bytes": peak_bytes(),
+            **report.memory,
         }
         with suppress(StorageUnavailable), self._telling:  # the work is done; only its echo is lost
             self._said |= speeds

@@ -2,9 +2,9 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -26,6 +26,7 @@ from d3serve.wake.celery_app import TURN_LIMIT_S, WakeSender
 from d3serve.worker.ahead import Ahead
 from d3serve.worker.engines import Decided, Engine
 from d3serve.worker.lease import LeaseKeeper
+from d3serve.worker.memory import memory_of
 from d3serve.worker.preparing import OpenTurn, Preparer, Work, is_long
 from d3serve.worker.shown import Opened, OpenState, as_they_are_ready
 from d3serve.worker.stopping import Grace
@@ -44,14 +45,16 @@ Found = tuple[Work, Decided | Exception, float]  # about a job, in passes of so 
 class TurnReport:
     """What a turn did; `work_tokens` counts each job's state and questions, read or not.
 
-    `cached_states` is how many states the engine held when it was last asked. Where nobody knows the worker it did
-    nothing: `known` is False.
+    `cached_states` is how many states the engine held when it was last asked, `cached_bytes` their memory.
+    `memory` is what `memory_of` told after it. Where nobody knows the worker it did nothing: `known` is False.
     """
 
     known: bool = True
     jobs: int = 0
     work_tokens: int = 0
     cached_states: int = 0
+    cached_bytes: int = 0
+    memory: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -92,6 +95,8 @@ class TurnRunner:
             self.leave()
             raise
         report.seconds = time.monotonic() - began
+        if report.jobs:
+            report.memory = memory_of(self._engine)
         return report
 
     def leave(self) -> None:
@@ -128,7 +133,7 @@ class TurnRunner:
                 works = self._prepare_all(turn, ready, report, claimed.under_way)
                 self._decide_all(turn, works, keeper, report, last=not left)
                 cached = frozenset(self._engine.cached_state_keys())
-                report.cached_states = len(cached)
+                report.cached_states, report.cached_bytes = len(cached), self._engine.cached_bytes
                 warm.update(work.job.group for work in works if work.prepared.state_key in cached)
                 if keeper.lost or self.grace.stopping:  # who waits for a file goes back
                     return

@@ -144,6 +144,10 @@ def _seconds(ms: str | None) -> float | None:
     return int(ms) / 1000 if ms and ms != "0" else None
 
 
+def _number(row: Mapping[str, str], name: str) -> int | None:
+    return int(row[name]) if name in row else None
+
+
 @dataclass(frozen=True)
 class RecordPage:
     """A page of jobs, newest first; `cursor` continues it, None ends it."""
@@ -184,7 +188,9 @@ class WorkerInfo:
     """One live worker process. `ready` means that its model is loaded, not that its process runs.
 
     `cached_states` is how many states it need not read again, `peak_memory_bytes` the most host memory that the process
-    of its model has held; None until it has run a turn.
+    of its model has held; None until it has run a turn. `cached_bytes` is what its cached states take of the device, of
+    `cache_size_bytes` there. `memory_bytes` is what is in use of its GPU, of `memory_total_bytes`, or what the process
+    of its model holds, where there is no GPU and no total.
     """
 
     id: str
@@ -198,6 +204,10 @@ class WorkerInfo:
     error: str | None
     cached_states: int | None = None
     peak_memory_bytes: int | None = None
+    cached_bytes: int = 0
+    cache_size_bytes: int | None = None
+    memory_bytes: int | None = None
+    memory_total_bytes: int | None = None
 
     @classmethod
     def from_hash(cls, worker_id: str, row: Mapping[str, str]) -> Self:
@@ -213,6 +223,10 @@ class WorkerInfo:
             model=ModelInfo.model_validate_json(row["model"]) if row.get("model") else None,
             tokens_per_s=float(row.get("tokens_per_s", "0")),
             error=row.get("error") or None,
-            cached_states=int(row["cached_states"]) if "cached_states" in row else None,
-            peak_memory_bytes=int(row["peak_memory_bytes"]) if "peak_memory_bytes" in row else None,
+            cached_states=_number(row, "cached_states"),
+            peak_memory_bytes=_number(row, "peak_memory_bytes"),
+            cached_bytes=int(row.get("cached_bytes", 0)),
+            cache_size_bytes=_number(row, "cache_size_bytes"),
+            memory_bytes=_number(row, "memory_bytes"),
+            memory_total_bytes=_number(row, "memory_total_bytes"),
         )

@@ -10,6 +10,7 @@ from d3serve.api.app import create_app
 from d3serve.api_keys import append_key, new_key
 from d3serve.settings import Settings
 
+GB = 10**9
 BODY = {"model": "jev-latest", "state": "hello", "questions": {"q": {"type": "noul", "instructions": "x"}}}
 
 
@@ -25,10 +26,20 @@ def test_an_operator_sees_lanes_and_workers(service, worker, tab):
     turn = worker.claim()
     expect(at_work).to_contain_text(f"Runs {len(turn.jobs)} job")
     worker.finish(turn)
-    worker.turns.publish({"cached_states": 17, "peak_memory_bytes": 3_200_000_000})
+    memory = {
+        "memory_bytes": 71 * GB, "memory_total_bytes": 151 * GB, "peak_memory_bytes": 3 * GB,
+        "cached_states": 17, "cached_bytes": 2 * GB, "cache_size_bytes": 38 * GB,
+    }  # fmt: skip
+    worker.turns.publish(memory)
     expect(at_work).to_contain_text("Waits for work")
-    expect(at_work).to_contain_text("3.2 GB")
-    expect(at_work).to_contain_text("17")
+    for name, told in (
+        ("GPU memory", "71 GB of 151 GB"), ("Host memory, peak", "3.0 GB"),
+        ("Cached states", "17"), ("State cache", "2.0 GB of 38 GB"),
+    ):  # fmt: skip
+        stat = at_work.locator(".stats > div").filter(has=page.get_by_text(name, exact=True))
+        expect(stat).to_have_text(f"{name}{told}")
+    [told] = httpx.get(f"{service}/v1/workers").json()["data"]
+    assert told.items() >= memory.items()
     expect(page.get_by_role("region", name="Since the start")).to_contain_text("Tokens asked")
 
 

@@ -70,6 +70,8 @@ def test_gpu_equals_cpu(tiny_checkpoint, engine, jobs):
     fast = load(tiny_checkpoint, "float32")
     for turn in turns(jobs):
         assert (probabilities(fast, turn) - probabilities(engine, turn)).abs().max() < FP32
+    used, total = fast.device_memory()
+    assert fast.cached_bytes < fast.cache_size_bytes < used < total == torch.cuda.mem_get_info()[1]
 
 
 def test_bfloat16_is_as_near_to_float32_as_in_transformers(tiny_checkpoint, oracles, jobs):

@@ -135,6 +135,8 @@ def test_a_failed_pass_leaves_no_state_behind(engine, monkeypatch):
     (decided,) = engine.decide([job])
     assert not decided.usage.state_cached
     assert engine.cached_state_keys() == [job.state_key]
+    assert 0 < engine.cached_bytes < engine.cache_size_bytes <= 256 * 2**20
+    assert engine.device_memory() is None
 
 
 def test_a_cached_state_that_gives_no_probabilities_is_forgotten(engine):

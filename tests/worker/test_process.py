@@ -17,6 +17,7 @@ from d3serve.store.turns import TurnStore
 from d3serve.wake.celery_app import Waker
 from d3serve.worker import process
 from d3serve.worker.engines import load_engine, served_name
+from d3serve.worker.fake_engine import FakeEngine
 from d3serve.worker.process import MAX_LOADS, TurnProcess
 from d3serve.worker.turn import TurnReport
 
@@ -218,6 +219,28 @@ def test_one_task_waits_for_a_while_only(settings, child, monkeypatch):
     Asker(settings).ask("first")
     child._store.wait_for_call = lambda _: pytest.fail("it waits for more")
     child.run_turns()
+
+
+MEMORY = ("memory_bytes", "memory_total_bytes", "cached_bytes", "cache_size_bytes")
+
+
+def test_the_memory_of_a_gpu_is_told_with_the_model_and_after_each_turn(settings, published, monkeypatch):
+    used = iter((60, 70))
+    monkeypatch.setattr(FakeEngine, "device_memory", lambda _: (next(used), 100))
+    child = TurnProcess(settings, "d3@here-1")
+    child.load()
+    assert published(*MEMORY) == ["60", "100", None, str(64 * 2**20)]
+    Asker(settings).ask("first")
+    child._run_turn()
+    assert published(*MEMORY) == ["70", "100", str(2**20), str(64 * 2**20)]
+
+
+def test_without_a_gpu_the_memory_of_the_process_is_told(child, settings, published):
+    Asker(settings).ask("first")
+    child._run_turn()
+    used, total, peak = published("memory_bytes", "memory_total_bytes", "peak_memory_bytes")
+    assert 2**20 < int(used) < 1.1 * int(peak), "the kernel counts both a little behind"
+    assert total is None
 
 
 def forget_everything(settings):

@@ -11,7 +11,7 @@ export function Queue() {
   const whole = data && "running_jobs" in data;
   return html`<section aria-labelledby="queue-title">
     <div class="page-head"><h1 id="queue-title">Queue</h1></div>
-    <${Trouble} error=${error} />
+    <${Trouble} error=${error} goesOn />
     ${!data && !error && html`<p class="hint loading">Reading…</p>`}
     ${data && html`<${Lanes} lanes=${data.lanes} />`}
     ${data && !whole && html`<p class="hint note">
@@ -86,8 +86,10 @@ function Worker({ worker }) {
     ["On", model ? `${model.device}, ${model.dtype}` : "–"],
     ["Lanes", worker.lanes.join(", ") || "–"],
     ["Speed", worker.tokens_per_s ? `${count(worker.tokens_per_s)} tokens/s` : "–"],
-    ["Peak memory", worker.peak_memory_bytes ? bytes(worker.peak_memory_bytes) : "–"],
-    ["Cached states", worker.cached_states === null ? "–" : count(worker.cached_states)],
+    [worker.memory_total_bytes ? "GPU memory" : "Memory", share(worker.memory_bytes, worker.memory_total_bytes)],
+    ["Host memory, peak", share(worker.peak_memory_bytes)],
+    ["Cached states", count(worker.cached_states)],
+    ["State cache", worker.cache_size_bytes ? share(worker.cached_bytes, worker.cache_size_bytes) : "–"],
   ];
   return html`<section class="card worker" aria-label=${`Worker ${worker.id}`}>
     <div class="worker-head">
@@ -97,6 +99,12 @@ function Worker({ worker }) {
     ${worker.error && html`<${Text} as="p" class="trouble" value=${worker.error} />`}
     <${Stats} stats=${stats} />
   </section>`;
+}
+
+/** How much memory, and of how much, as far as that is known. */
+function share(used, total) {
+  if (used === null) return "–";
+  return total ? `${bytes(used)} of ${bytes(total)}` : bytes(used);
 }
 
 function look(worker) {
