@@ -119,6 +119,15 @@ def post(service, worker, request):  # noqa: ARG001 - who serves a model
 
 
 @pytest.fixture
+def png():
+    """A picture of one pixel."""
+    return bytes.fromhex(
+        "89504e470d0a1a0a0000000d4948445200000001000000010806000000" "1f15c4890000000d49444154789c63f8cfc0f01f0005000"
+        "1ff5c6a3f6d0000000049454e44ae426082"
+    )  # fmt: skip
+
+
+@pytest.fixture
 def key(settings):
     return Keys(settings.namespace)
 

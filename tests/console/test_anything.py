@@ -88,8 +88,11 @@ def test_the_policy_stops_what_a_fault_would_let_in(tab, worker):  # noqa: ARG00
     tab.provoked = True  # the browser tells of each
 
 
-def test_each_page_fits_a_phone_and_every_control_has_a_name(asked, open_tab, service):
-    tab = open_tab(service, width=390)
+def test_each_page_fits_a_phone_and_every_control_has_a_name(asked, worker, open_tab, service):
+    tab = open_tab(service, width=320)  # of the smallest phones, and of a window enlarged four times
+    worker.turns.publish(
+        {"memory_bytes": 71 * 10**9, "memory_total_bytes": 151 * 10**9, "cache_size_bytes": 38 * 10**9}
+    )
     for place in ("ask", "jobs", f"jobs/{asked('Is it?')}", "queue"):
         page = tab.go(place)
         page.wait_for_load_state("networkidle")

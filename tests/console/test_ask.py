@@ -6,13 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 STATE = 'It\'s $5 `off`, "really" \\ twice.\nSecond line: ünï 日本語 🙂'
-PNG = bytes.fromhex(
-    "89504e470d0a1a0a0000000d4948445200000001000000010806000000" "1f15c4890000000d49444154789c63f8cfc0f01f0005000"
-    "1ff5c6a3f6d0000000049454e44ae426082"
-)  # fmt: skip
 
 
 def sent(page):
@@ -230,16 +227,46 @@ def test_simple_questions_are_flags_of_the_command(page):
 
 
 def test_pictures_are_sent_where_the_model_takes_them(
-    open_tab, service, worker, take_turns, claimed, tmp_path
+    png, open_tab, service, worker, take_turns, claimed, tmp_path
 ):
     worker.show_itself(modalities=("text", "image"))
     page = open_tab(service).go()
-    (tmp_path / "a photo.png").write_bytes(PNG)
+    (tmp_path / "a photo.png").write_bytes(png)
     found = word(page, files=[tmp_path / "a photo.png"])
     with sent(page) as request:
         asked_alike(page, take_turns, claimed, tmp_path, found)
     [image] = json.loads(request.value.post_data)["images"]
     assert image.startswith("data:image/png;base64,iVBOR")
+
+
+def test_a_file_that_cannot_be_read_is_named(png, open_tab, service, worker, tmp_path):
+    worker.show_itself(modalities=("text", "image"))
+    tab = open_tab(service)
+    tab.page.add_init_script(
+        "FileReader.prototype.readAsDataURL = function () { setTimeout(this.onerror); };"
+    )
+    page = tab.go()
+    (tmp_path / "gone.png").write_bytes(png)
+    page.locator("input[type=file]").set_input_files(tmp_path / "gone.png")
+    expect(page.get_by_role("alert")).to_contain_text("gone.png cannot be read")
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_code_is_copied_with_a_clipboard_and_without(allowed, page):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    if not allowed:
+        page.evaluate(
+            "() => { navigator.clipboard.writeText = () => Promise.reject(new DOMException('no')); }"
+        )
+    box(page, "State").fill(STATE + "w" * 50_000)
+    box(page, "Question 1").fill("Is it?")
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.count("w") > 50_000
+    shown = page.locator(".code-card pre").text_content()
+    assert len(shown) < 25_000, "a browser lays out what it shows with each key that is pressed"
+    assert copied.startswith(shown.removesuffix("…"))
 
 
 def test_a_model_of_texts_is_offered_no_pictures(page):

@@ -1,6 +1,7 @@
 """*Job*: a job followed from the queue to its end, and what can be done with it."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import threading
@@ -9,8 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 from playwright.sync_api import expect
+from pydantic import TypeAdapter
 
+from d3serve.media.files import split_state
+from d3serve.schemas.questions import Question, value_text
 from d3serve.settings import Settings
+from d3serve.store.encode import decode_state
 from d3serve.webhooks.egress import EgressPolicy
 from d3serve.webhooks.outbound import Outbound
 from d3serve.webhooks.outbox import HookStore
@@ -67,13 +72,15 @@ def test_a_state_in_json_is_shown_with_the_digits_that_were_sent(service, worker
     expect(state).to_contain_text('"x": 1.0')
 
 
-def test_a_request_that_is_no_longer_kept_is_missed_in_words(post, worker, open_tab, service, raw_redis, key):
-    job_id = post()
+def test_a_request_that_is_no_longer_kept_is_missed_in_words(worker, open_tab, service, raw_redis, key):
+    body = BODY | {"questions": {"constructor": {"type": "noul", "instructions": "Is it late?"}}}
+    job_id = httpx.post(f"{service}/v1/jobs", json=body).json()["id"]
     worker.work()
     raw_redis.delete(key("body", job_id))
     page = open_tab(service, expected={410}).go(f"jobs/{job_id}")
     expect(page.get_by_text("What it was asked is no longer kept.")).to_be_visible()
-    expect(page.locator(".answer")).to_contain_text("75.0%")
+    expect(page.locator(".answer")).to_have_text("constructoryesyes75.0%no25.0%")
+    expect(page.get_by_role("button", name="Ask this again")).to_have_count(0)
 
 
 def test_a_failure_is_told_in_words_and_retried(post, worker, tab):
@@ -99,10 +106,75 @@ def test_a_job_is_canceled_and_deleted(post, tab, open_tab):
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     press(page, "Delete")
+    press(page, "Keep it")
+    expect(page.get_by_role("button", name="Delete")).to_be_focused()
+    page.keyboard.press("Enter")
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(page.get_by_role("heading", name="No jobs yet")).to_be_visible()
     gone = open_tab(tab.url, expected={410}).go(f"jobs/{job_id}")
     expect(gone.get_by_role("alert")).to_contain_text("no longer kept")
+
+
+ODD_STATES = (
+    r'{"b": 12345678901234567890, "10": [1.0, 1e2, true, null], "2": "\u0041 \"é\" 🙂"}',
+    r'"two\nlines: {1}"',
+)
+ODD = r"""{
+  "model": "jev-latest", "job": {"lane": "offline", "priority": "high"}, "state": %s, "questions": {
+    "10": {
+      "instructions": "Which one?", "type": "choice", "criteria": {"10": "ten, \"10\"", "2": null, "b": {"x": 1.0}}
+    },
+    "2": {"type": "score", "instructions": {"ask": "much?", "from": [1, 2.50]}, "criteria": ["<b>little</b>", "much"]},
+    "constructor": {"type": "noul", "instructions": null, "criteria": {"true": "it is", "false": null}},
+    "Is it?": {"type": "noul", "instructions": "Is it?"}
+  } %s}"""
+
+
+@pytest.mark.parametrize("state", ODD_STATES)
+def test_a_job_is_asked_again(state, png, service, worker, tab, take_turns, claimed):
+    worker.show_itself(modalities=("text", "image"))
+    shown = f', "images": ["data:image/png;base64,{base64.b64encode(png).decode()}"]'
+    body = ODD % (state, shown if state.startswith("{") else "")
+    answer = httpx.post(f"{service}/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 202, answer.text
+    page = tab.go()
+    page.get_by_role("textbox", name="State", exact=True).fill("mine")
+    page.evaluate(f"location.hash = '#/jobs/{answer.json()['id']}'")
+    worker.work()
+    press(page, "Ask this again")
+    expect(page.get_by_text("The job also showed 1 file")).to_have_count(1 if state.startswith("{") else 0)
+    with take_turns():
+        press(page, "Ask")
+        expect(page.locator(".answer")).to_have_count(4)
+    first, again = ([text_of(state), *texts_of(questions)] for state, questions in claimed)
+    assert first == again
+    job = httpx.get(f"{service}/v1/jobs").json()["data"][0]["request"]
+    assert (job["lane"], job["priority"]) == ("offline", "high")
+    press(page, "Bring back what stood here")
+    expect(page.get_by_role("textbox", name="State", exact=True)).to_have_value("mine")
+
+
+def text_of(state):
+    """The state as a prompt says it, without what it shows."""
+    return value_text(decode_state(split_state(state)[0]))
+
+
+def texts_of(questions):
+    """Names of questions, in order, and what a prompt says of each."""
+    found = TypeAdapter(dict[str, Question]).validate_json(questions)
+    return [
+        (name, one.type, value_text(one.instructions or ""), *one.options()) for name, one in found.items()
+    ]
+
+
+def test_how_long_ago_it_was_is_told_as_time_goes_by(post, worker, tab):
+    job_id = post()
+    worker.work()
+    tab.page.clock.install()
+    request = tab.go(f"jobs/{job_id}").get_by_role("region", name="Request")
+    expect(request).to_contain_text("just now")
+    tab.page.clock.fast_forward("01:00:00")
+    expect(request).to_contain_text("1 h ago")
 
 
 def test_no_such_job(open_tab, service, worker):  # noqa: ARG001 - who serves a model

@@ -1,6 +1,7 @@
 """*Queue* and the key: what an operator sees, what a tenant sees, and where the key is kept."""
 
 import json
+import time
 
 import httpx
 import pytest
@@ -79,9 +80,13 @@ def test_the_key_is_kept_in_the_tab_alone(guarded, worker, open_tab):  # noqa: A
     page = tab.go("queue")
     expect(page.get_by_role("heading", name="This server asks for a key")).to_be_visible()
     page.get_by_role("button", name="Enter a key").click()
-    page.get_by_label("Key", exact=True).fill("wrong")
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="This key is not known here")).to_be_visible()
+    for wrong in ("wrong", "wrong – 🙂"):  # which no header can hold
+        page.get_by_label("Key", exact=True).fill(wrong)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="This key is not known here")).to_be_visible()
+        page.get_by_role("button", name="Enter a key").click()
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("button", name="Enter a key")).to_be_focused()
     enter(page, plain)
     expect(page.get_by_role("region", name="Lane interactive")).to_contain_text("0 jobs wait")
     assert page.evaluate("[localStorage.length, document.cookie, indexedDB.length ?? 0]") == [0, "", 0]
@@ -126,3 +131,51 @@ def test_the_code_names_the_key_and_does_not_hold_it(guarded, worker, open_tab):
     code = page.locator(".code-card pre")
     expect(code).to_contain_text('-H "authorization: Bearer $D3SERVE_API_KEY"')
     assert plain not in page.content()
+
+
+def test_a_key_that_is_revoked_locks_the_page(guarded, worker, open_tab, tmp_path):  # noqa: ARG001 - who serves a model
+    address, plain, admin = guarded
+    page = open_tab(address, expected={401}).page
+    page.clock.install()
+    page.goto(f"{address}/console#/ask")
+    enter(page, plain)
+    page.get_by_role("textbox", name="State", exact=True).fill("kept")
+    file = tmp_path / "keys.jsonl"
+    file.write_text(file.read_text().splitlines(keepends=True)[1])
+    headers = {"Authorization": f"Bearer {plain}"}
+    while httpx.get(f"{address}/v1/models", headers=headers).status_code != 401:
+        time.sleep(0.05)
+    page.clock.fast_forward(10_000)
+    expect(page.get_by_role("heading", name="This key is not known here")).to_be_visible()
+    enter(page, admin)
+    expect(page.get_by_role("textbox", name="State", exact=True)).to_have_value("kept")
+
+
+def test_a_page_takes_half_of_what_its_key_may_ask(guarded, worker, open_tab, tmp_path):  # noqa: ARG001
+    secret, line = new_key(tenant="few", scopes=["jobs:read", "admin"], requests_per_minute=60)
+    append_key(tmp_path / "keys.jsonl", line)
+    page, asked = open_tab(guarded[0], expected={401}).page, []
+    page.clock.install(time=0)
+    page.goto(f"{guarded[0]}/console#/queue")
+    enter(page, secret)
+    expect(page.get_by_role("region", name="Worker hand:1")).to_be_visible()
+    with page.expect_response("**/v1/queue"), page.expect_response("**/v1/workers"):
+        page.clock.pause_at(60_000)  # what is due is asked for, once
+    page.wait_for_timeout(300)
+    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    page.clock.run_for(5_900)  # three requests each six seconds
+    page.wait_for_timeout(300)
+    assert asked == []
+    with page.expect_request("**/v1/workers"):
+        page.clock.run_for(200)
+
+
+def test_a_browser_that_keeps_nothing_keeps_the_key_as_long_as_the_page(guarded, worker, open_tab):  # noqa: ARG001
+    address, plain, _ = guarded
+    tab = open_tab(address, expected={401})
+    tab.page.add_init_script(
+        "Object.defineProperty(window, 'sessionStorage', { get() { throw new DOMException('no', 'SecurityError'); } });"
+    )
+    page = tab.go("queue")
+    enter(page, plain)
+    expect(page.get_by_role("region", name="Lane interactive")).to_be_visible()

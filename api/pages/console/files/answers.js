@@ -5,10 +5,11 @@ import { Text, Trouble } from "./ui.js";
 
 const SHOWN = 8; // of a choice with more options, the most probable
 
-export function Answers({ answers, asked = {} }) {
+/** `asked` has the text of each question by its name, as far as it is known. */
+export function Answers({ answers, asked = new Map() }) {
   return html`<div class="answers">
     ${Object.entries(answers).map(
-      ([name, answer]) => html`<${Answer} key=${name} name=${name} answer=${answer} asked=${asked[name]} />`,
+      ([name, answer]) => html`<${Answer} key=${name} name=${name} answer=${answer} asked=${asked.get(name)} />`,
     )}
   </div>`;
 }

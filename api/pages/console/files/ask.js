@@ -1,13 +1,15 @@
 // *Ask*: word a request, send it, see the answers, copy the same request as code.
-import { call, events } from "./api.js";
+import { call } from "./api.js";
 import { Answers, Usage } from "./answers.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
-import { EXAMPLE, keepDraft, loadDraft } from "./draft.js";
+import { EXAMPLE, bringBack, keepDraft, loadDraft, replaceDraft, replaced } from "./draft.js";
+import { follow } from "./follow.js";
 import { count, duration, plural } from "./format.js";
+import { write } from "./json.js";
 import { Pictures } from "./pictures.js";
 import { Questions } from "./questions.js";
-import { asCommand, asCurl, asPython, nameOf, requestOf, write } from "./request.js";
-import { Area, Copy, Empty, Field, Progress, Segmented, Trouble } from "./ui.js";
+import { asCommand, asCurl, asPython, nameOf, requestOf } from "./request.js";
+import { Area, Beginning, Copy, Empty, Field, Progress, Segmented, Trouble } from "./ui.js";
 
 export function Ask({ models }) {
   const [draft, setDraft] = useState(loadDraft);
@@ -17,8 +19,9 @@ export function Ask({ models }) {
   const model = models.find((one) => one.name === draft.model) ?? models[0];
   const submit = (event) => {
     event.preventDefault();
-    run.start(draft, model?.name ?? "jev-latest");
+    if (!run.active) run.start(draft, model?.name ?? "jev-latest");
   };
+  const fillIn = (draft) => setDraft(replaceDraft(draft));
   const press = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);
   };
@@ -26,7 +29,10 @@ export function Ask({ models }) {
     <form class="ask-form" onSubmit=${submit} onKeyDown=${press} novalidate>
       <div class="page-head">
         <h1>Ask</h1>
-        <button type="button" class="quiet" onClick=${() => setDraft(EXAMPLE())}>Fill in an example</button>
+        <div class="actions">
+          ${replaced() && html`<button type="button" class="quiet" onClick=${() => setDraft(bringBack())}>Bring back what stood here</button>`}
+          <button type="button" class="quiet" onClick=${() => fillIn(EXAMPLE())}>Fill in an example</button>
+        </div>
       </div>
       <${State} draft=${draft} change=${change} model=${model} />
       <${Questions} questions=${draft.questions} onChange=${(questions) => change({ questions })} />
@@ -65,6 +71,9 @@ function State({ draft, change, model }) {
         ].filter(Boolean).join(" · ")}
       </div>
     </div>
+    ${draft.lacks > draft.files.length && html`<p class="hint lacks">
+      The job also showed ${plural(draft.lacks, "file")}, which the server does not give back: add what is missing.
+    </p>`}
     <${Pictures} draft=${draft} change=${change} model=${model} />
   </section>`;
 }
@@ -93,36 +102,39 @@ function More({ draft, change, models, model }) {
 function useRun() {
   const [known, setKnown] = useState({});
   const ended = useRef(new AbortController());
+  const sent = useRef({}); // what has got no answer, and its key: sent again, it is still one job
   useEffect(() => () => ended.current.abort(), []);
   const start = async (draft, model) => {
     ended.current.abort();
     const { signal } = (ended.current = new AbortController());
     const tell = (fields) => signal.aborted || setKnown((before) => ({ ...before, ...fields }));
-    const asked = Object.fromEntries(draft.questions.map((one) => [nameOf(one), one.instructions.trim()]));
+    const asked = new Map(draft.questions.map((one) => [nameOf(one), one.instructions.trim()]));
     setKnown({ active: true, asked });
     try {
       const body = write(requestOf(draft, model));
-      const job = await call("v1/jobs", { method: "POST", body, signal });
+      if (body !== sent.current.body) sent.current = { body, key: `console-${randomText()}` };
+      const job = await call("v1/jobs", { method: "POST", body, signal, headers: { "Idempotency-Key": sent.current.key } });
+      sent.current = {};
       tell({ job });
-      for await (const event of events(job.id, signal)) {
-        if (event.name === "queued") tell({ job: event.data });
-        if (event.name === "started") tell({ job: { ...job, status: "running" } });
-        if (event.name === "progress") tell({ job: { ...job, status: "running", progress: event.data } });
-        if (event.name === "done") tell({ job: await call(`v1/jobs/${job.id}?include=result`, { signal }) });
-      }
+      await follow(job.id, { signal, tell, known: job });
     } catch (error) {
-      tell({ error });
+      tell({ error, lost: undefined });
     }
     tell({ active: false });
   };
   const cancel = () => {
-    if (known.job) call(`v1/jobs/${known.job.id}/cancel`, { method: "POST" }).catch((error) => setKnown({ ...known, error }));
+    const fail = (error) => setKnown((before) => ({ ...before, error }));
+    if (known.job) call(`v1/jobs/${known.job.id}/cancel`, { method: "POST" }).catch(fail);
   };
   return { ...known, start, cancel };
 }
 
+function randomText() {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 function Outcome({ run }) {
-  const { job, error, active } = run;
+  const { job, error, lost, active } = run;
   const card = useRef();
   useEffect(() => {
     const below = card.current.getBoundingClientRect().top > innerHeight - 160; // on a phone: under the form
@@ -135,6 +147,7 @@ function Outcome({ run }) {
     </div>
     <p class="unseen" role="status" aria-live="polite">${summary(run)}</p>
     ${error && html`<${Trouble} error=${error} places=${(pointer) => inWords(pointer)} />`}
+    ${lost && html`<${Trouble} error=${lost} goesOn />`}
     ${!job && !error && !active &&
     html`<${Empty} title="Nothing asked yet">Each answer comes with the probability of every option.<//>`}
     ${active && html`<${Waiting} job=${job} />`}
@@ -199,7 +212,7 @@ function Code({ draft, model }) {
       <${Segmented} label="Form" name="form" options=${FORMS} value=${form} onChange=${setForm} />
     </div>
     ${text
-      ? html`<div class="code-box"><pre tabindex="0" aria-label="The same request as code"><code>${text}</code></pre><${Copy} text=${text} /></div>`
+      ? html`<div class="code-box"><${Beginning} text=${text} aria-label="The same request as code" /><${Copy} text=${text} /></div>`
       : html`<p class="hint" dir="auto">${unfinished}.</p>`}
   </section>`;
 }

@@ -1,43 +1,44 @@
 // What a job was asked, read back as long as the server keeps it.
-import { call, parseExactly } from "./api.js";
-import { html, useEffect, useState } from "./dom.js";
-import { bytes, told } from "./format.js";
-import { Text, Trouble } from "./ui.js";
+import { call, usePolled } from "./api.js";
+import { html, useMemo } from "./dom.js";
+import { bytes } from "./format.js";
+import { parse, told, write } from "./json.js";
+import { Beginning, Trouble } from "./ui.js";
 
 const GONE = 410;
 
-/** The request of a job; `{}` until it is read, and `erased` once the server keeps it no more. */
+/** The request of a job, as `Pairs`: `{}` until it is read, and `erased` once the server keeps it no more. */
 export function useAsked(id, known) {
-  const [read, setRead] = useState({});
-  useEffect(() => {
-    if (!known) return undefined;
-    const ended = new AbortController();
-    const tell = (fields) => ended.signal.aborted || setRead(fields);
-    call(`v1/jobs/${encodeURIComponent(id)}?include=request`, { signal: ended.signal, parse: parseExactly })
-      .then((job) => tell({ asked: job.asked }))
-      .catch((error) => tell(error.status === GONE ? { erased: true } : { error }));
-    return () => ended.abort();
-  }, [id, known]);
-  return read;
+  const path = `v1/jobs/${encodeURIComponent(id)}?include=request`;
+  const load = async (signal) => (known ? (await call(path, { signal, parse })).get("asked") : undefined);
+  const { data: asked, error } = usePolled(load, 0, known ? id : "");
+  return error?.status === GONE ? { erased: true } : { asked, error };
 }
 
 /** The text of each question by its name, for those who read the answers. */
 export function instructionsOf(asked) {
-  const questions = Object.entries(asked?.questions ?? {});
-  return Object.fromEntries(questions.map(([name, question]) => [name, question.instructions && told(question.instructions)]));
+  const texts = asked?.get("questions").pairs.map(([name, question]) => [name, question.get("instructions")]) ?? [];
+  return new Map(texts.map(([name, text]) => [name, text && told(text)]));
 }
 
 export function Asked({ read }) {
   const { asked, erased, error } = read;
   if (erased) return html`<p class="hint asked-gone">What it was asked is no longer kept.</p>`;
-  if (error) return html`<${Trouble} error=${error} />`;
-  if (!asked) return null;
-  const text = typeof asked.state === "string" ? asked.state : JSON.stringify(asked.state, null, 2);
+  if (error) return html`<${Trouble} error=${error} goesOn />`;
+  return asked ? html`<${State} asked=${asked} />` : null;
+}
+
+function State({ asked }) {
+  const state = asked.get("state");
+  const isText = typeof state === "string";
+  const text = useMemo(() => (isText ? state : write(state, "")), [state]);
   return html`<section class="card" aria-labelledby="asked-title">
     <div class="section-head"><h2 id="asked-title">State</h2></div>
-    <${Text} as="pre" class=${`state ${typeof asked.state === "string" ? "" : "mono"}`} tabindex="0" aria-labelledby="asked-title" value=${text} />
-    ${asked.media.map(
-      (file) => html`<p class="hint" key=${file.sha256}>${file.type}, ${bytes(Number(file.bytes.rawJSON ?? file.bytes))}, <code>sha256 ${file.sha256.slice(0, 16)}…</code></p>`,
-    )}
+    <${Beginning} text=${text} dir="auto" class=${`state ${isText ? "" : "mono"}`} aria-labelledby="asked-title" />
+    ${asked.get("media").map((file) => {
+      const sum = file.get("sha256");
+      const size = bytes(Number(file.get("bytes").text));
+      return html`<p class="hint" key=${sum}>${file.get("type")}, ${size}, <code>sha256 ${sum.slice(0, 16)}…</code></p>`;
+    })}
   </section>`;
 }

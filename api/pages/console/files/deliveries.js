@@ -14,7 +14,7 @@ export function Deliveries({ jobId, moment: changed }) {
   const load = (signal) => call(`v1/webhook-deliveries?job_id=${encodeURIComponent(jobId)}`, { signal });
   const { data, error, reload } = usePolled(load, everyMs, `${jobId} ${changed}`);
   const [refused, setRefused] = useState();
-  if (error && error.status !== FORBIDDEN) return html`<${Trouble} error=${error} />`;
+  if (error && error.status !== FORBIDDEN) return html`<${Trouble} error=${error} goesOn />`;
   if (!data?.data.length) return null;
   const again = async (id) => {
     try {

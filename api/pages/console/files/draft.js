@@ -1,8 +1,9 @@
 // What is being worded on the page *Ask*: kept in the tab while other pages are looked at, pictures in memory alone.
+import { told, write } from "./json.js";
+import kept from "./kept.js";
 
 const PLACE = "d3serve.draft";
 let number = Date.now(); // only to tell rows apart while they are moved about
-let files = [];
 
 export const row = (fields = {}) => ({ id: ++number, name: "", description: "", ...fields });
 
@@ -11,7 +12,7 @@ export function question(kind, fields = {}) {
 }
 
 const EMPTY = () => ({
-  stateKind: "text", state: "", questions: [question("noul")], files: [], model: "", lane: "", priority: "normal", webhook: "",
+  stateKind: "text", state: "", questions: [question("noul")], files: [], lacks: 0, model: "", lane: "", priority: "normal", webhook: "",
 });
 
 export const EXAMPLE = () => ({
@@ -34,19 +35,72 @@ export const EXAMPLE = () => ({
   ],
 });
 
+let current; // also of a draft that is too large for the tab's storage
+let former; // what another draft took the place of
+
+/** The draft that was last kept. */
 export function loadDraft() {
   try {
-    return { ...EMPTY(), ...JSON.parse(sessionStorage.getItem(PLACE)), files };
+    return current ?? { ...EMPTY(), ...JSON.parse(kept.getItem(PLACE)) };
   } catch {
     return EMPTY();
   }
 }
 
+/** Keep it as long as the page is there; and in the tab, without pictures, if it is not too large for that. */
 export function keepDraft(draft) {
-  files = draft.files;
+  current = draft;
   try {
-    sessionStorage.setItem(PLACE, JSON.stringify({ ...draft, files: [] }));
+    kept.setItem(PLACE, JSON.stringify({ ...draft, files: [] }));
   } catch {
-    // a draft of several megabytes does not fit there: it is then kept only as long as the page is
+    kept.removeItem(PLACE); // rather none than an older one
+  }
+}
+
+/** Put a draft in the place of the one that is there, which can be brought back. */
+export function replaceDraft(draft) {
+  const before = loadDraft();
+  if (before.state || before.files.length || before.questions.some((one) => one.instructions)) former = before;
+  keepDraft(draft);
+  return draft;
+}
+
+export const replaced = () => former;
+
+/** The draft that another took the place of; it is the one that is there from now on. */
+export function bringBack() {
+  const draft = former;
+  former = undefined;
+  return draft;
+}
+
+// --- from a job ------------------------------------------------------------------------------------
+
+/** The draft that asks what a job did; `asked` as the API keeps it, `request` as the job tells of it. */
+export function draftOf(asked, request) {
+  const state = asked.get("state");
+  return {
+    ...EMPTY(),
+    stateKind: typeof state === "string" ? "text" : "json",
+    state: typeof state === "string" ? state : write(state, ""),
+    questions: asked.get("questions").pairs.map(([name, one]) => questionOf(name, one)),
+    model: request.model,
+    lane: request.lane,
+    priority: request.priority,
+    lacks: asked.get("media").length,
+  };
+}
+
+function questionOf(name, asked) {
+  const instructions = told(asked.get("instructions") ?? "");
+  const fields = { name: name === instructions ? "" : name, instructions };
+  const criteria = asked.get("criteria");
+  switch (asked.get("type")) {
+    case "choice":
+      return question("choice", { ...fields, options: criteria.pairs.map(([name, covers]) => row({ name, description: told(covers ?? "") })) });
+    case "score":
+      return question("score", { ...fields, options: criteria.map((level) => row({ name: told(level) })) });
+    default:
+      return question("noul", { ...fields, yes: told(criteria?.get("true") ?? ""), no: told(criteria?.get("false") ?? "") });
   }
 }

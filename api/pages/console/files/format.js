@@ -52,8 +52,3 @@ export function bytes(size) {
   }
   return `${value >= 10 || units[0] === "B" ? Math.round(value) : value.toFixed(1)} ${units[0]}`;
 }
-
-/** A JSON value in one line: a text as it is. */
-export function told(value) {
-  return typeof value === "string" ? value : JSON.stringify(value);
-}

@@ -1,24 +1,29 @@
 // *Job*: one job as it goes: its time line, its progress, its answers, its webhook's deliveries.
 import { Answers, Facts, Usage } from "./answers.js";
-import { call, callWithHeaders, events } from "./api.js";
+import { call, key } from "./api.js";
 import { Asked, instructionsOf, useAsked } from "./asked.js";
 import { Deliveries } from "./deliveries.js";
 import { html, useCallback, useEffect, useState } from "./dom.js";
+import { draftOf, replaceDraft } from "./draft.js";
+import { follow } from "./follow.js";
 import { count, duration, moment, plural } from "./format.js";
-import { Confirm, Copy, Progress, Status, Text, Time, Trouble } from "./ui.js";
+import { Confirm, Copy, Progress, Status, Text, Time, Trouble, useNow } from "./ui.js";
+
+const GONE = 410;
 
 export function Job({ id, go }) {
-  const { job, passMs, error, again } = useJob(id);
+  const { job, passMs, error, lost, again } = useJob(id);
   const act = useActions(id, again, go);
   const read = useAsked(id, Boolean(job));
   return html`<article class="job" aria-labelledby="job-title">
     <a class="back" href="#/jobs">Jobs</a>
     <div class="page-head">
       <div class="job-name"><h1 id="job-title" class="mono">${id}</h1><${Copy} text=${id} label="Copy" /></div>
-      ${job && html`<${Actions} job=${job} act=${act} />`}
+      ${job && html`<${Actions} job=${job} act=${act} asked=${read.asked} go=${go} />`}
     </div>
     <${Trouble} error=${act.error ?? error} />
-    ${!job && !error && html`<p class="hint loading">Reading…</p>`}
+    <${Trouble} error=${lost} goesOn />
+    ${!job && !error && !lost && html`<p class="hint loading">Reading…</p>`}
     ${job && html`<${Life} job=${job} passMs=${passMs} />`}
     ${job?.error && html`<${Failure} error=${job.error} />`}
     ${job && html`<div class="job-columns">
@@ -45,29 +50,17 @@ const without = (job) => (job.done ? "This job has no answers." : "They appear h
 function useJob(id) {
   const [known, setKnown] = useState({});
   const [times, setTimes] = useState(0);
+  const again = useCallback(() => setTimes((before) => before + 1), []);
   useEffect(() => {
     const ended = new AbortController();
     const { signal } = ended;
-    const tell = (fields) => signal.aborted || setKnown((before) => ({ ...before, ...fields }));
-    const read = async () => {
-      const { body, headers } = await callWithHeaders(`v1/jobs/${encodeURIComponent(id)}?include=result`, { signal });
-      const pass = /\bpass;dur=([\d.]+)/.exec(headers.get("Server-Timing") ?? "");
-      tell({ job: body, passMs: pass && Number(pass[1]), error: undefined });
-      return body;
-    };
-    const follow = async () => {
-      if ((await read()).done) return;
-      for await (const event of events(id, signal)) {
-        if (event.name === "queued" || event.name === "started" || event.name === "done") await read();
-        if (event.name === "progress") {
-          setKnown(({ job, ...rest }) => ({ ...rest, job: { ...job, progress: { ...job.progress, ...event.data } } }));
-        }
-      }
-    };
-    follow().catch((error) => signal.aborted || setKnown((before) => ({ ...before, error, job: error.status === 410 ? undefined : before.job })));
+    const tell = (fields) => signal.aborted || setKnown((before) => ({ ...before, error: undefined, ...fields }));
+    const fail = (error) => tell({ error, lost: undefined, ...(error.status === GONE && { job: undefined }) });
+    follow(id, { signal, tell }).catch(fail);
     return () => ended.abort();
   }, [id, times]);
-  return { ...known, again: useCallback(() => setTimes((before) => before + 1), []) };
+  useEffect(() => key.watch(again), [again]);
+  return { ...known, again };
 }
 
 function useActions(id, again, go) {
@@ -90,10 +83,15 @@ function useActions(id, again, go) {
   };
 }
 
-function Actions({ job, act }) {
+function Actions({ job, act, asked, go }) {
   const [asking, setAsking] = useState(false);
   const retryable = ["failed", "expired", "canceled"].includes(job.status);
+  const askAgain = () => {
+    replaceDraft(draftOf(asked, job.request));
+    go("#/ask");
+  };
   return html`<div class="actions">
+    ${asked && html`<button type="button" onClick=${askAgain}>Ask this again</button>`}
     ${!job.done && html`<button type="button" onClick=${act.cancel}>Cancel</button>`}
     ${retryable && html`<button type="button" class="primary" onClick=${act.retry}>Retry</button>`}
     ${job.status !== "running" && html`<button type="button" class="danger" onClick=${() => setAsking(true)}>Delete</button>`}
@@ -110,7 +108,7 @@ function Actions({ job, act }) {
 // --- its life --------------------------------------------------------------------------------------
 
 function Life({ job, passMs }) {
-  const now = useNow(!job.done);
+  const now = useNow(job.done ? 0 : 500);
   const started = job.started_at && job.status !== "queued" ? job.started_at : undefined;
   const waited = (started ?? (job.done ? job.finished_at : now)) - job.created_at;
   const ran = started && (job.done ? job.finished_at : now) - started;
@@ -143,16 +141,6 @@ function Step({ state, title, at, note }) {
     <span class="hint">${at ? html`<time datetime=${new Date(1000 * at).toISOString()}>${moment(at)}</time>` : ""}</span>
     <span class="step-note">${note}</span>
   </li>`;
-}
-
-function useNow(running) {
-  const [now, setNow] = useState(Date.now() / 1000);
-  useEffect(() => {
-    if (!running) return undefined;
-    const timer = setInterval(() => setNow(Date.now() / 1000), 500);
-    return () => clearInterval(timer);
-  }, [running]);
-  return now;
 }
 
 function Failure({ error }) {

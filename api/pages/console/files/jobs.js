@@ -27,7 +27,7 @@ export function Jobs({ query, go }) {
   return html`<section aria-labelledby="jobs-title">
     <div class="page-head"><h1 id="jobs-title">Jobs</h1></div>
     <${Filters} query=${query} filter=${filter} go=${go} />
-    <${Trouble} error=${error} />
+    <${Trouble} error=${error} goesOn />
     ${data && (data.data.length ? html`<${Table} jobs=${data.data} />` : html`<${None} filtered=${filters} more=${data.has_more} />`)}
     ${!data && !error && html`<p class="hint loading">Reading…</p>`}
     <${Pager} page=${cursors.length} more=${data?.cursor}

@@ -91,7 +91,7 @@ function Mark() {
   </svg>`;
 }
 
-const TOLD = { 0: "No connection", 401: "Needs a key" };
+const TOLD = { 0: "No connection", 401: "Needs a key", 429: "Asks for patience", 503: "Not ready" };
 
 function Served({ models, error }) {
   const look = error ? "failed" : models?.length ? "succeeded" : "queued";

@@ -51,7 +51,11 @@ async function readAll(chosen, kinds, limits, there) {
     if (!kind) told ||= `${file.name} is no ${kinds.join(" or ")} that is read here`;
     else if (file.size > limit) told ||= `${file.name} has ${bytes(file.size)}; ${kind}s may have ${bytes(limit)}`;
     else if (there + added.length >= limits.media_per_job) told ||= `A job may have ${limits.media_per_job} files`;
-    else added.push({ id: `${file.name} ${file.lastModified} ${Math.random()}`, kind, name: file.name, size: file.size, url: await asDataUrl(file) });
+    else {
+      const url = await asDataUrl(file).catch(() => "");
+      if (url) added.push({ id: `${file.name} ${file.lastModified} ${Math.random()}`, kind, name: file.name, size: file.size, url });
+      else told ||= `${file.name} cannot be read`;
+    }
   }
   return { added, told };
 }

@@ -1,19 +1,6 @@
 // A request as text: the body that is sent, and the same as curl, Python and the command line would send it.
 import { address, key } from "./api.js";
-
-/** JSON text that goes in as it was written: numbers keep their digits, and keys their order. */
-class Raw {
-  constructor(text) {
-    this.text = text;
-  }
-}
-
-/** An object by its pairs: JavaScript's own would put a key like "10" before the others. */
-class Pairs {
-  constructor(pairs) {
-    this.pairs = pairs.filter(([, value]) => value !== undefined);
-  }
-}
+import { Pairs, Raw, parse, write } from "./json.js";
 
 /** Why a draft cannot be sent; `pointer` says where, as the API's refusals do. */
 export class Unfinished extends Error {
@@ -25,8 +12,8 @@ export class Unfinished extends Error {
 
 /** The name of a question: the one given, or its text, as `d3serve ask` does it. */
 export function nameOf(question) {
-  const text = question.name.trim() || question.instructions.trim();
-  return text.length > 200 ? `${text.slice(0, 199)}…` : text;
+  const text = question.instructions.trim();
+  return question.name.trim() || (text.length > 200 ? `${text.slice(0, 199)}…` : text);
 }
 
 /** The request of a draft. Raises Unfinished. */
@@ -112,33 +99,13 @@ function jobOf(draft) {
 
 // --- as text ---------------------------------------------------------------------------------------
 
-const JSON_WORDS = { null: "null", raw: (text) => text };
-const PYTHON_WORDS = { null: "None", raw: toPython };
-
-/** A value as JSON, or as Python writes it; over several lines where one would be long, if `indent` is not null. */
-export function write(value, indent = null, words = JSON_WORDS) {
-  if (value instanceof Raw) return words.raw(value.text);
-  if (value === null) return words.null;
-  if (typeof value !== "object") return JSON.stringify(value);
-  const list = Array.isArray(value);
-  const pairs = value instanceof Pairs ? value.pairs : Object.entries(value);
-  const inner = indent === null ? null : `${indent}  `;
-  const parts = list
-    ? value.map((one) => write(one, inner, words))
-    : pairs.map(([name, one]) => `${JSON.stringify(name)}: ${write(one, inner, words)}`);
-  const [open, close] = list ? "[]" : "{}";
-  const line = `${open}${parts.join(", ")}${close}`;
-  if (indent === null || (line.length < 84 && !line.includes("\n"))) return line;
-  return `${open}\n${parts.map((part) => inner + part).join(",\n")}\n${indent}${close}`;
-}
-
-/** JSON text as Python text: its strings and words differ, its numbers do not. */
-function toPython(text) {
-  const words = { true: "True", false: "False", null: "None" };
-  return text.replace(/"(?:[^"\\]|\\.)*"|\b(?:true|false|null)\b/g, (found) =>
-    found.startsWith('"') ? JSON.stringify(JSON.parse(found)) : words[found],
-  );
-}
+// A number of JSON is one of Python.
+const PYTHON_WORDS = {
+  null: "None",
+  true: "True",
+  false: "False",
+  raw: (text, indent) => (/^[[{]/.test(text) ? write(parse(text), indent, PYTHON_WORDS) : text),
+};
 
 /** A text as one word of a shell. */
 function quoted(text) {

@@ -1,6 +1,7 @@
 // Small parts that several pages are made of.
+import { isPassing } from "./api.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
-import { ago, moment } from "./format.js";
+import { ago, moment, plural } from "./format.js";
 
 export const FINAL = ["succeeded", "failed", "canceled", "expired"];
 
@@ -23,8 +24,31 @@ export function Text({ value, as = "span", ...rest }) {
 }
 
 export function Time({ at }) {
+  const now = useNow(at ? AGO_EVERY_MS : 0);
   if (!at) return "–";
-  return html`<time datetime=${new Date(1000 * at).toISOString()} title=${moment(at)}>${ago(at)}</time>`;
+  return html`<time datetime=${new Date(1000 * at).toISOString()} title=${moment(at)}>${ago(at, now)}</time>`;
+}
+
+const AGO_EVERY_MS = 15_000;
+
+/** The time in seconds, told again every `everyMs`; 0 never. */
+export function useNow(everyMs) {
+  const [, again] = useState(0);
+  useEffect(() => {
+    if (!everyMs) return undefined;
+    const timer = setInterval(() => again((times) => times + 1), everyMs);
+    return () => clearInterval(timer);
+  }, [everyMs]);
+  return Date.now() / 1000;
+}
+
+const MOST_SHOWN = 20_000; // characters: a browser lays out millions at once, and again with each key that is pressed
+
+/** A text that may be of any length: all of it, or its beginning. */
+export function Beginning({ text, ...rest }) {
+  const more = text.length - MOST_SHOWN;
+  return html`<pre tabindex="0" ...${rest}>${more > 0 ? `${text.slice(0, MOST_SHOWN)}…` : text}</pre>
+    ${more > 0 && html`<p class="hint">… and ${plural(more, "more character")}.</p>`}`;
 }
 
 /** A choice among a few: radio buttons, so that arrow keys work, drawn as one bar. */
@@ -57,33 +81,35 @@ export function Area({ value, onInput, rows = 2, maxHeight = 420, ...rest }) {
 }
 
 export function Copy({ text, label = "Copy" }) {
-  const [copied, setCopied] = useState(false);
+  const [told, setTold] = useState("");
   const copy = async () => {
-    await writeToClipboard(text);
-    setCopied(true);
-    setTimeout(() => setCopied(false), 1_600);
+    setTold((await writeToClipboard(text)) ? "Copied" : "Not allowed");
+    setTimeout(() => setTold(""), 1_600);
   };
-  return html`<button type="button" class="quiet small" onClick=${copy} aria-live="polite">${
-    copied ? "Copied" : label
-  }</button>`;
+  return html`<button type="button" class="quiet small" onClick=${copy} aria-live="polite">${told || label}</button>`;
 }
 
 async function writeToClipboard(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  const area = document.createElement("textarea"); // over plain http from another host there is no clipboard
-  area.value = text;
-  document.body.append(area);
-  area.select();
-  document.execCommand("copy");
-  area.remove();
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = document.createElement("textarea"); // over plain http from another host there is no clipboard
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const copied = document.execCommand("copy");
+    area.remove();
+    return copied;
+  }
 }
 
-/** What went wrong, said at once to those who listen. `places` words the pointers of a refusal. */
-export function Trouble({ error, places = (pointer) => pointer }) {
+/** What went wrong, said at once to those who listen. `places` words the pointers of a refusal; `goesOn`: it is retried. */
+export function Trouble({ error, places = (pointer) => pointer, goesOn = false }) {
   if (!error) return null;
   const listed = error.errors?.length > 1 ? error.errors : [];
   return html`<div class="trouble" role="alert">
-    <strong dir="auto">${sentence(error.message)}</strong>
+    <strong dir="auto">${sentence(error.message)}${when(error, goesOn)}</strong>
     ${listed.length > 0 &&
     html`<ul>
       ${listed.map(
@@ -92,6 +118,11 @@ export function Trouble({ error, places = (pointer) => pointer }) {
     </ul>`}
     ${error.code && html`<span class="hint">${error.code}${error.requestId && ` · ${error.requestId}`}</span>`}
   </div>`;
+}
+
+function when(error, goesOn) {
+  if (goesOn && isPassing(error)) return " This page tries again by itself.";
+  return error.retryAfterS ? ` Try again in ${plural(Math.ceil(error.retryAfterS), "second")}.` : "";
 }
 
 function sentence(text) {
@@ -117,7 +148,9 @@ export function Confirm({ title, children, action, onConfirm, onClose }) {
 export function Dialog({ title, onClose, children }) {
   const dialog = useRef();
   useEffect(() => {
+    const before = document.activeElement;
     dialog.current.showModal();
+    return () => before?.focus(); // the browser gives it back to a dialog that closes, not for one that goes away
   }, []);
   return html`<dialog ref=${dialog} onClose=${onClose} aria-labelledby="dialog-title">
     <h2 id="dialog-title">${title}</h2>
