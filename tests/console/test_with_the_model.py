@@ -6,6 +6,7 @@ With `WRITE_IMAGES=1` it also writes the pictures in docs/images, as of a machin
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from playwright.sync_api import expect
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
+CASES, FEW = ROOT / "docs" / "evaluation", 12
 READY = re.compile(r"d3serve is ready: (http://\S+)")
 READY_WITHIN_S = 180
 STATE = "RSS and Atom feed reader for the text console, with support for podcasts, HTML rendering and filters"
@@ -103,13 +105,37 @@ def test_every_page_with_real_answers(up, open_tab, picture):
     picture(page, "console-jobs")
     page.get_by_role("link", name="Queue", exact=True).click()
     expect(page.get_by_role("region", name="Worker d3@")).to_contain_text("demo-d3")
-    expect(page.get_by_role("region", name="Worker d3@")).to_contain_text("MB")
+    for told in ("Memory", "Host memory, peak", "State cache", "of 268 MB"):
+        expect(page.get_by_role("region", name="Worker d3@")).to_contain_text(told)
+    [at_work] = httpx.get(f"{up}/v1/workers").json()["data"]
+    assert 0 < at_work["cached_bytes"] <= at_work["cache_size_bytes"] == 2**28
+    assert 2**26 < at_work["memory_bytes"] < 1.1 * at_work["peak_memory_bytes"]
+    assert at_work["memory_total_bytes"] is None
     picture(page, "console-queue")
     phone = open_tab(up, width=390, height=844, scheme="dark", sharp=2)
     small = phone.go(f"jobs/{job_id}")
     expect(small.locator(".answer")).to_have_count(3)
     assert phone.fits()
     picture(small, "console-phone")
+
+
+def test_the_page_of_an_evaluation(up, open_tab, picture, tmp_path):
+    """As the bundled checkpoint does on packages that it has never seen: on all of them for the picture, else a few."""
+    shutil.copytree(CASES, tmp_path, dirs_exist_ok=True)
+    if "WRITE_IMAGES" not in os.environ:
+        lines = (tmp_path / "packages.jsonl").read_text().splitlines(keepends=True)
+        (tmp_path / "packages.jsonl").write_text("".join(lines[:FEW]))
+    command = [sys.executable, "-m", "d3serve", "evaluate", "packages.jsonl", "--questions", "questions.json",
+               "--against", "reworded.json", "--html", "page.html", "--url", up]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=240)
+    written = tmp_path / "page.html"
+    assert done.returncode == 0, done.stderr + done.stdout
+    page = open_tab(written.as_uri(), width=1100, height=1560).page
+    page.goto(written.as_uri())
+    expect(page.get_by_role("heading", name="How good are the answers?")).to_be_visible()
+    expect(page.get_by_role("heading", name="questions.json against reworded.json")).to_be_visible()
+    assert page.locator("svg").first.bounding_box()["width"] > 200
+    picture(page, "evaluation")
 
 
 def word(page):
