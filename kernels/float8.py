@@ -81,7 +81,7 @@ def float8_linear(x: Rows, weight: Float8Matrix, out: Tensor | None = None) -> T
         x = quantize_activations(x)
     scale = x.scale if x.scale.data_ptr() % ALIGNMENT == 0 else x.scale.clone()  # a slice may start anywhere
     settings = {"scale_a": scale, "scale_b": weight.scale.T, "out_dtype": x.dtype, "use_fast_accum": True}
-    if out is not None:
+    if out is not None and (out.data_ptr() | out.stride(0) * out.itemsize) % ALIGNMENT == 0:
         settings["out"] = out
     product: Tensor = torch._scaled_mm(x.values, weight.values.T, **settings)  # noqa: SLF001  (its only name)
-    return product
+    return product if out is None or "out" in settings else out.copy_(product)

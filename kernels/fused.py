@@ -4,6 +4,8 @@ All of them move bytes: a row is read once, its sums are in float32, and it is r
 Inputs may be slices of a wider projection: rows strided, the inner dimension contiguous.
 """
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -17,8 +19,8 @@ ROWS = 8  # (row, head) pairs that one program of the per-head kernels works on
 
 @triton.jit
 def _add_rms_norm_kernel(
-    x, residual, weight, normed, row_scales, total, x_stride, h, eps,
-    ADD: tl.constexpr, FLOAT8: tl.constexpr, BLOCK: tl.constexpr,
+    x, residual, weight, normed, row_scales, plain, total, x_stride, h, eps,
+    ADD: tl.constexpr, FLOAT8: tl.constexpr, BOTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK)
@@ -30,6 +32,8 @@ def _add_rms_norm_kernel(
     scale = tl.rsqrt(tl.sum(values * values, axis=0) / h + eps)
     gain = 1.0 + tl.load(weight + offs, mask=mask, other=0.0).to(tl.float32)
     out = (values * scale * gain).to(x.dtype.element_ty)
+    if BOTH:
+        tl.store(plain + row * h + offs, out, mask=mask)
     if FLOAT8:
         out = out.to(tl.float32)
         row_scale = scale_of(tl.max(tl.abs(out), axis=0))
@@ -39,7 +43,13 @@ def _add_rms_norm_kernel(
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, *, float8: bool = False
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    float8: bool = False,
+    both: bool = False,
 ) -> tuple[torch.Tensor | Float8Rows, torch.Tensor]:
     """Add `x` to the residual stream and normalise the sum: `rms(x + residual) · (1 + weight)`.
 
@@ -49,23 +59,26 @@ def add_rms_norm(
         weight: [h].
         eps: inside the root.
         float8: quantize the normed rows, rounded to x's dtype, while they are at hand.
+        both: write what was quantized as well, for a plain weight.
 
     Returns:
         (normed, stream): [T, h] in x's dtype, and [T, h] in FP32, or `x` when residual is None. A stream in BF16
         would lose a bit at each of 128 sums; that alone is most of the error of a BF16 pass.
     """
     T, h = x.shape
-    normed = empty_rows(T, h, x) if float8 else torch.empty(T, h, dtype=x.dtype, device=x.device)
-    values, row_scales = (normed.values, normed.scale) if isinstance(normed, Float8Rows) else (normed, None)
+    plain = torch.empty(T, h, dtype=x.dtype, device=x.device) if both or not float8 else None
+    rows = replace(empty_rows(T, h, x), plain=plain) if float8 else None
+    values, row_scales = (plain, None) if rows is None else (rows.values, rows.scale)
     total = x if residual is None else residual
     if residual is not None and residual.dtype != torch.float32:
         total = torch.empty(T, h, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(h)
     _add_rms_norm_kernel[(T,)](
-        x, residual, weight, values, row_scales, total, x.stride(0), h, eps,
-        ADD=residual is not None, FLOAT8=float8, BLOCK=block, num_warps=min(8, max(1, block // 512)),
+        x, residual, weight, values, row_scales, plain, total, x.stride(0), h, eps,
+        ADD=residual is not None, FLOAT8=float8, BOTH=float8 and both,
+        BLOCK=block, num_warps=min(8, max(1, block // 512)),
     )  # fmt: skip
-    return normed, total
+    return plain if rows is None else rows, total
 
 
 # the last layer slices off the state rows: where that cuts must not compile another kernel

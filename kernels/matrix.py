@@ -39,17 +39,36 @@ class Float8Rows:
     values: Tensor  # [T, columns] float8_e4m3fn, contiguous
     scale: Tensor  # [T, 1] FP32
     dtype: torch.dtype
+    plain: Tensor | None = None  # [T, columns], as they were: where a plain weight reads them too
 
     def __getitem__(self, rows: slice) -> Self:
         """Some of the rows."""
-        return type(self)(self.values[rows], self.scale[rows], self.dtype)
+        plain = None if self.plain is None else self.plain[rows]
+        return type(self)(self.values[rows], self.scale[rows], self.dtype, plain)
 
     def __len__(self) -> int:
         """Count the rows."""
         return len(self.values)
 
 
-Matrix = Tensor | Float8Matrix
+@dataclass(frozen=True)
+class StackedMatrix:
+    """Matrices of one width above each other, each held in its own way."""
+
+    parts: tuple[Tensor | Float8Matrix, ...]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Rows and columns."""
+        return torch.Size((sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return sum(part.nbytes for part in self.parts)
+
+
+Matrix = Tensor | Float8Matrix | StackedMatrix
 Rows = Tensor | Float8Rows
 
 

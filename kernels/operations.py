@@ -14,11 +14,12 @@ from torch import Tensor
 
 from d3serve.kernels import reference
 from d3serve.kernels.attention_plan import Sizes as AttentionSizes
-from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows
+from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows, StackedMatrix
 from d3serve.kernels.recurrence_plan import RecurrenceSizes
 from d3serve.kernels.segments import AttentionShape, Segment
 
 LinearRule = Literal["ours", "fla"]
+NARROW = 128  # rows of a weight within a stack: gates, for which libraries have no good tiles
 
 
 class AttentionCut(Protocol):
@@ -41,6 +42,7 @@ class Operations(Protocol):
     """What a backbone asks of a device; `reference`, `fast` and `fast_fla` are modules of this shape."""
 
     captures: bool  # whether a CUDA graph captured from one pass may serve others of its bucket
+    least_rows: int  # products of fewer take longer: rows that nobody reads are put in
 
     def cut_attention(self, segments: Sequence[Segment], shape: AttentionShape) -> AttentionCut:
         """Decide how the full-attention layers of a pass are cut."""
@@ -99,9 +101,19 @@ class Operations(Protocol):
         """Run the gated delta rule over each segment from its initial slot."""
 
     def add_rms_norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, float8: bool = False
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        *,
+        float8: bool = False,
+        both: bool = False,
     ) -> tuple[Rows, Tensor]:
-        """Add to the residual stream and normalise; quantize what is normed if it meets an FP8 weight next."""
+        """Add to the residual stream and normalise; quantize what is normed if it meets an FP8 weight next.
+
+        `both` keeps what is normed beside what is quantized, for a plain weight.
+        """
 
     def qk_norm_rope_store(
         self,
@@ -130,6 +142,9 @@ class Operations(Protocol):
     def silu_mul(self, gate_up: Tensor, *, float8: bool = False) -> Rows:
         """silu(gate)·up of one fused projection, quantized if it meets an FP8 weight next."""
 
+    def narrow_linear(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        """Multiply x [T, columns] by the transpose of a narrow weight [rows, columns] into `out` [T, rows]."""
+
     def float8_linear(self, x: Rows, weight: Float8Matrix, out: Tensor | None = None) -> Tensor:
         """Multiply x [T, columns] by the transpose of an FP8 weight [rows, columns]: [T, rows] or `out`."""
 
@@ -151,13 +166,35 @@ def operations(device: torch.device, linear_rule: LinearRule = "ours") -> Operat
 
 
 def linear(x: Rows, weight: Matrix, out: Tensor | None = None) -> Tensor:
-    """Multiply x [T, columns] by the transpose of a weight [rows, columns], plain or FP8: [T, rows] or `out`.
+    """Multiply x [T, columns] by the transpose of a weight [rows, columns] of any kind: [T, rows] or `out`.
 
     Raises:
-        ValueError: quantized rows meet a plain weight.
+        ValueError: rows of which only quantized ones are left meet a plain weight.
     """
+    if isinstance(weight, StackedMatrix):
+        return _stacked_linear(x, weight, out)
     if isinstance(weight, Float8Matrix):
         return operations(weight.values.device).float8_linear(x, weight, out)
-    if not isinstance(x, Tensor):
+    plain = _plain(x)
+    return F.linear(plain, weight) if out is None else torch.mm(plain, weight.T, out=out)
+
+
+def _stacked_linear(x: Rows, weight: StackedMatrix, out: Tensor | None) -> Tensor:
+    """Each part writes its own columns."""
+    if out is None:
+        device = (x if isinstance(x, Tensor) else x.values).device
+        out = torch.empty(len(x), weight.shape[0], dtype=x.dtype, device=device)
+    columns = torch.split(out, [part.shape[0] for part in weight.parts], dim=1)
+    for part, its_columns in zip(weight.parts, columns, strict=True):
+        if isinstance(part, Tensor) and part.shape[0] <= NARROW:
+            operations(part.device).narrow_linear(_plain(x), part, its_columns)
+        else:
+            linear(x, part, out=its_columns)
+    return out
+
+
+def _plain(x: Rows) -> Tensor:
+    plain = x if isinstance(x, Tensor) else x.plain
+    if plain is None:
         raise ValueError("quantized rows meet a plain weight")
-    return F.linear(x, weight) if out is None else torch.mm(x, weight.T, out=out)
+    return plain

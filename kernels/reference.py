@@ -19,6 +19,7 @@ QUERY_ROWS = 1024  # rows of one attention step: bounds its score matrix on long
 CHUNK = 64  # tokens of one step of the gated delta rule
 NORM_EPS = 1e-6  # of the L2 norm of GDN queries and keys, in the reference model and in fla
 captures = False  # there are no CUDA graphs of what runs on a CPU
+least_rows = 1
 
 
 class Plan(NamedTuple):
@@ -287,11 +288,18 @@ def _leave(states: Tensor, segment: Segment, S: Tensor) -> None:
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, float8: bool = False
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    *,
+    float8: bool = False,
+    both: bool = False,
 ) -> tuple[Rows, Tensor]:
     """Add `x` to the residual stream and normalise: rms(sum)·(1 + weight) [T, h] in x's type, and the sum in FP32.
 
-    An FP32 `residual` is updated in place. Without one the stream is `x` itself. `float8` quantizes the normed rows.
+    An FP32 `residual` is updated in place. Without one the stream is `x` itself. `float8` quantizes the normed rows;
+    with `both` they are kept as they were, too.
     """
     if residual is None:
         total = x
@@ -299,11 +307,12 @@ def add_rms_norm(
         total = residual.add_(x)
     else:
         total = residual.float() + x
-    return _rows((_rms(total, eps) * (1.0 + weight.float())).to(x.dtype), float8=float8), total
+    normed = (_rms(total, eps) * (1.0 + weight.float())).to(x.dtype)
+    return _rows(normed, float8=float8, both=both), total
 
 
-def _rows(x: Tensor, *, float8: bool) -> Rows:
-    return Float8Rows(*quantize_rows(x), x.dtype) if float8 else x
+def _rows(x: Tensor, *, float8: bool, both: bool = False) -> Rows:
+    return Float8Rows(*quantize_rows(x), x.dtype, x if both else None) if float8 else x
 
 
 def _rms(x: Tensor, eps: float) -> Tensor:
@@ -378,6 +387,11 @@ def silu_mul(gate_up: Tensor, *, float8: bool = False) -> Rows:
     """silu(gate)·up of gate_up [T, 2F] = gate | up: [T, F]; `float8` quantizes its rows."""
     gate, up = gate_up.chunk(2, dim=-1)
     return _rows((F.silu(gate.float()) * up.float()).to(gate_up.dtype), float8=float8)
+
+
+def narrow_linear(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    """Multiply x [T, columns] by the transpose of a narrow weight [rows, columns] into `out` [T, rows]."""
+    return torch.mm(x, weight.T, out=out)
 
 
 def float8_linear(x: Rows, weight: Float8Matrix, out: Tensor | None = None) -> Tensor:

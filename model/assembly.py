@@ -60,7 +60,9 @@ class LoadOptions(TypedDict, total=False):
     state_ttl_s: float  # how long such a file stays after the last question about its state
     special_tokens_in_text: SpecialTokens  # how control tokens inside user text are read; `plain` unless said
     load_format: LoadFormat  # `random` draws the weights instead of reading them
-    quantization: Quantization | None  # `fp8` quantizes plain matrices, as the published FP8 packages do
+    quantization: (
+        Quantization | None
+    )  # `fp8` quantizes plain matrices, as published; `fp8-all` also linear inputs
     linear_rule: LinearRule | None  # whose gated delta rule a GPU runs; None lets the card decide
     pass_tokens: int | None  # token budget of a pass; None means what the device holds
     pass_questions: int | None  # most questions in a pass; None means any number
@@ -182,7 +184,7 @@ def read_or_draw_weights(
     if load_format == "random":
         require_memory(package.geometry, dtype, free_bytes=free_bytes(device))
         drawn = random_weights(package.geometry, device, dtype)[0]
-        return to_float8(drawn) if quantization == "fp8" else drawn
+        return to_float8(drawn, inputs=quantization == "fp8-all") if quantization else drawn
     return load_weights(package, device, dtype, quantization)
 
 

@@ -8,11 +8,12 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows, sum_rows_alike
+from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows, StackedMatrix, sum_rows_alike
 from d3serve.kernels.operations import (
     AttentionCut,
     LinearRule,
@@ -82,7 +83,7 @@ class PassInputs:
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64, or [3, T] where media are read
     slot_mapping: Tensor  # [T] int64
-    readout_rows: Tensor  # [N] int64, counted from `state_rows`
+    readout_rows: Tensor  # [N or more] int64, counted from `state_rows`; what is more than N nobody reads
     state_rows: int
     attention: PlannedAttention
     question_attention: PlannedAttention  # of the rows from `state_rows` on, for the last layer
@@ -110,7 +111,8 @@ class PassInputs:
         if rows.state_rows:
             questions = ops.cut_attention(rows.question_segments, shape)
             question_attention = ops.plan_attention(questions, shape, sizes=sizes)
-        arrays = (rows.tokens, rows.positions, rows.slot_mapping, rows.readout_rows - rows.state_rows)
+        readout = np.resize(rows.readout_rows, max(len(rows.readout_rows), ops.least_rows))
+        arrays = (rows.tokens, rows.positions, rows.slot_mapping, readout - rows.state_rows)
         table, (tokens, positions, slot_mapping, readout_rows) = upload(arrays, torch.int64, shape.device)
         return cls(
             table=table,
@@ -184,7 +186,7 @@ class Backbone:
         return AttentionShape(causal, g.heads, g.kv_heads, g.head_dim, k.dtype, k.device)
 
     def forward(self, inputs: PassInputs) -> Tensor:
-        """Run every layer; return the normed hidden state of each readout row, [N, hidden] in model type."""
+        """Run every layer; return the normed hidden state of each readout row, [N or more, hidden] in model type."""
         steps = self.steps(inputs)
         while True:
             try:
@@ -223,6 +225,8 @@ class Backbone:
         counts = {FullAttention: 0, LinearAttention: 0}
         for layer in self.weights.layers[:-1]:
             x, residual = self._norm(x, residual, layer.input_norm, layer.first)
+            x = linear(x, layer.first)
+            yield _flops(len(x), layer.first)
             x = yield from self._mix(layer, x, inputs, rotary, counts[type(layer.mixer)])
             x, residual = self._norm(x, residual, layer.post_norm, layer.gate_up)
             x = yield from self._mlp(layer, x)
@@ -251,8 +255,10 @@ class Backbone:
 
     def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, reader: Matrix) -> tuple[Any, Tensor]:
         """Add to the residual stream and normalise, for `reader`: what an FP8 weight reads is quantized at once."""
-        float8 = isinstance(reader, Float8Matrix)
-        return self.ops.add_rms_norm(x, residual, weight, self.geometry.eps, float8=float8)
+        parts = reader.parts if isinstance(reader, StackedMatrix) else (reader,)
+        float8 = [isinstance(part, Float8Matrix) for part in parts]
+        eps, both = self.geometry.eps, any(float8) and not all(float8)
+        return self.ops.add_rms_norm(x, residual, weight, eps, float8=any(float8), both=both)
 
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and sin [T, R] FP32. Without media the three axes of the interleaved rotary embedding agree."""
@@ -262,12 +268,10 @@ class Backbone:
         return angles.cos(), angles.sin()
 
     def _mix(
-        self, layer: Layer, x: Rows, inputs: PassInputs, rotary: tuple[Tensor, Tensor], index: int
+        self, layer: Layer, projected: Tensor, inputs: PassInputs, rotary: tuple[Tensor, Tensor], index: int
     ) -> PassSteps:
         """Mix all rows of one layer, [T, hidden]; `index` counts the layers of its kind."""
-        mixer, rows = layer.mixer, len(x)
-        projected = linear(x, layer.first)
-        yield _flops(rows, layer.first)
+        mixer = layer.mixer
         if isinstance(mixer, FullAttention):
             q = self._store(mixer, projected, rotary, inputs.slot_mapping, index)
             attended = yield from self._attend(q, inputs.attention, index)
@@ -275,7 +279,7 @@ class Backbone:
         else:
             mixed = self._gate_values(mixer, *self._delta_rule(mixer, projected, inputs.recurrence, index))
         out = linear(mixed, mixer.out)
-        yield _flops(rows, mixer.out)
+        yield _flops(len(out), mixer.out)
         return out
 
     def _mix_readout(

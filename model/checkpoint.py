@@ -46,7 +46,7 @@ def load_weights(
     """Stream the package's tensors into fused parameters on `device`; plain matrices become `dtype`.
 
     Norms, A_log, dt_bias and the readout are FP32 whatever `dtype` is. Published FP8 matrices stay FP8 where
-    the device multiplies them, INT4 ones are unpacked, and `quantization="fp8"` makes plain ones FP8.
+    the device multiplies them, INT4 ones are unpacked, and `quantization` makes plain ones FP8.
 
     Raises:
         InvalidCheckpoint: a tensor is missing, unknown, doubled, or of another shape than the geometry says;
@@ -58,8 +58,8 @@ def load_weights(
     float8: set[str] = set()
     if multiplies_float8(device, dtype):
         float8 = {name for path in files for name in float8_names(path)}
-        if quantization == "fp8":
-            float8 |= quantizable(geometry)
+        if quantization:
+            float8 |= quantizable(geometry, inputs=quantization == "fp8-all")
     require_memory(geometry, dtype, float8, free_bytes=free_bytes(device))
     allocator = Allocator(geometry, device, dtype, float8)
     weights = allocator.weights(CODES)
@@ -101,12 +101,19 @@ def _fill_all(loading: "_Loading", package: Package) -> None:
     loading.finish(package.folder)
 
 
-def quantizable(geometry: Geometry) -> set[str]:
-    """Name the matrices that the published FP8 packages quantize: all but the linear layers' inputs."""
+def quantizable(geometry: Geometry, *, inputs: bool = False) -> set[str]:
+    """Name the matrices that the published FP8 packages quantize: all but the linear layers' inputs.
+
+    With `inputs` those of q, k, v and z too.
+    """
     allocator = Allocator(geometry, torch.device("meta"), torch.bfloat16)
     allocator.weights(CODES)
-    suffixes = ("_proj.weight",)
-    return {name for name in allocator.targets if name.endswith(suffixes) and ".in_proj" not in name}
+    names = {name for name in allocator.targets if name.endswith("_proj.weight")}
+    if inputs:
+        names |= {
+            name for name in allocator.targets if name.endswith(("in_proj_qkv.weight", "in_proj_z.weight"))
+        }
+    return names
 
 
 def free_bytes(device: torch.device) -> int:

@@ -281,7 +281,7 @@ class DecisionEngine(Decides[PreparedJob, DecidedJob]):
         jobs = [readouts[each.job].job for each in filled.asked]
         try:
             return read_probabilities(
-                self._hidden(rows, tell),
+                self._hidden(rows, tell)[: len(rows.readout_rows)],
                 self.backbone.weights.readout,
                 [job.options[each.question] for job, each in zip(jobs, filled.asked, strict=True)],
                 [self._config.temperature_for(job.asked_for) for job in jobs],
@@ -293,7 +293,7 @@ class DecisionEngine(Decides[PreparedJob, DecidedJob]):
             raise OutOfDeviceMemory(message) from error
 
     def _hidden(self, rows: PassRows, tell: Tell) -> torch.Tensor:
-        """Run a planned pass, as a CUDA graph if it is small; hidden states of its readout rows."""
+        """Run a planned pass, as a CUDA graph if it is small; hidden states of its readout rows, and maybe of more."""
         cut = self.backbone.ops.cut_attention(rows.segments, self._shape)
         # A graph reads tokens alone: features of media would have to be written into it.
         bucket = Bucket.of(rows, cut.partials) if self._graphs is not None and not rows.media else None
@@ -302,7 +302,7 @@ class DecisionEngine(Decides[PreparedJob, DecidedJob]):
             return self._in_steps(inputs, tell)
         if self._graphs is None or bucket is None:
             return self.backbone.forward(inputs)
-        return self._graphs.forward(bucket, inputs)[: len(rows.readout_rows)]
+        return self._graphs.forward(bucket, inputs)
 
     def _in_steps(self, inputs: PassInputs, tell: Tell) -> torch.Tensor:
         """Run a long pass, one step ahead of the device, and call `tell` with the share done between two steps."""

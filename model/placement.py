@@ -14,7 +14,7 @@ from d3serve.kernels.operations import LinearRule, linear
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
-Quantization = Literal["fp8"]
+Quantization = Literal["fp8", "fp8-all"]  # as published packages; the inputs of linear layers too
 PROCESSOR: Final = Path("/proc/cpuinfo")
 # A processor that multiplies BF16 itself takes a third of the time of FP32 for a pass of d3-lite; others are slower so.
 MULTIPLIES_BFLOAT16: Final = frozenset({"avx512_bf16", "amx_bf16"})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from d3serve.kernels.matrix import Float8Matrix, Matrix, quantize_rows
+from d3serve.kernels.matrix import Float8Matrix, Matrix, StackedMatrix, quantize_rows
 from d3serve.model.config import Geometry
 
 
@@ -24,7 +24,7 @@ class FullAttention:
 class LinearAttention:
     """A gated delta rule layer. `inputs` rows: q | k | v (C rows), then z, b and a."""
 
-    inputs: Tensor  # [C + HV·V + 2·HV, hidden]
+    inputs: Matrix  # [C + HV·V + 2·HV, hidden]; b and a, which say how fast a head forgets, never in FP8
     conv: Tensor  # [C, W]
     A_log: Tensor  # [HV] FP32
     dt_bias: Tensor  # [HV] FP32
@@ -58,15 +58,22 @@ class Weights:
     readout: Tensor  # [codes, hidden] FP32
 
 
-def to_float8(weights: Weights) -> Weights:
-    """Quantize what the published FP8 packages quantize: every matrix but the inputs of linear layers."""
-    return replace(weights, layers=tuple(map(_layer_to_float8, weights.layers)))
+def to_float8(weights: Weights, *, inputs: bool = False) -> Weights:
+    """Quantize what the published FP8 packages quantize: every matrix but the inputs of linear layers.
+
+    With `inputs` those of q, k, v and z too.
+    """
+    return replace(weights, layers=tuple(_layer_to_float8(layer, inputs=inputs) for layer in weights.layers))
 
 
-def _layer_to_float8(layer: Layer) -> Layer:
+def _layer_to_float8(layer: Layer, *, inputs: bool) -> Layer:
     mixer = replace(layer.mixer, out=_quantized(layer.mixer.out))
     if isinstance(mixer, FullAttention):
         mixer = replace(mixer, qkv=_quantized(mixer.qkv))
+    elif inputs and isinstance(mixer.inputs, Tensor):
+        gates = 2 * len(mixer.A_log)
+        stacked = StackedMatrix((_quantized(mixer.inputs[:-gates]), mixer.inputs[-gates:].clone()))
+        mixer = replace(mixer, inputs=stacked)
     return replace(layer, mixer=mixer, gate_up=_quantized(layer.gate_up), down=_quantized(layer.down))
 
 
@@ -131,17 +138,13 @@ class Allocator:
     def _linear(self, prefix: str) -> LinearAttention:
         g = self.geometry
         values = g.linear_value_heads * g.linear_value_dim
-        parts = (
-            ("qkv", g.conv_channels),
-            ("z", values),
-            ("b", g.linear_value_heads),
-            ("a", g.linear_value_heads),
-        )
+        inputs = [(f"{prefix}in_proj_qkv.weight", g.conv_channels), (f"{prefix}in_proj_z.weight", values)]
+        gates = [(f"{prefix}in_proj_{name}.weight", g.linear_value_heads) for name in "ba"]
         # In FP32 like the vectors: it is small, and some packages store it so.
         conv = torch.empty(g.conv_channels, g.conv_width, dtype=torch.float32, device=self.device)
         self.targets[prefix + "conv1d.weight"] = conv[:, None]  # stored as a grouped convolution: [C, 1, W]
         return LinearAttention(
-            inputs=self._plain([(f"{prefix}in_proj_{name}.weight", rows) for name, rows in parts], g.hidden),
+            inputs=self._stack(inputs, gates, g.hidden),
             conv=conv,
             A_log=self._vector(prefix + "A_log", g.linear_value_heads),
             dt_bias=self._vector(prefix + "dt_bias", g.linear_value_heads),
@@ -161,6 +164,12 @@ class Allocator:
         for (name, _), (values, scale) in zip(parts, views, strict=True):
             self.targets |= {name: values, scale_name(name): scale}
         return fused
+
+    def _stack(self, parts: list[tuple[str, int]], plain: list[tuple[str, int]], columns: int) -> Matrix:
+        """One matrix where all is plain; `plain` always is."""
+        if not all(name in self.float8 for name, _ in parts):
+            return self._plain([*parts, *plain], columns)
+        return StackedMatrix((self._fused(parts, columns), self._plain(plain, columns)))
 
     def _plain(self, parts: list[tuple[str, int]], columns: int) -> Tensor:
         fused = torch.empty(sum(rows for _, rows in parts), columns, dtype=self.dtype, device=self.device)

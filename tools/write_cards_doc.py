@@ -57,11 +57,13 @@ class Column(NamedTuple):
     size: str
     shares_state: bool
     float8: bool = False
+    inputs: bool = False  # those of linear layers in FP8 too
 
 
 COLUMNS = (
     Column("d3-turbo, d3-ultra (BF16, INT4)", BIG, shares_state=True),
     Column("the same, FP8", BIG, shares_state=True, float8=True),
+    Column("the same, `fp8-all`", BIG, shares_state=True, float8=True, inputs=True),
     Column("d3 (BF16, INT4)", BIG, shares_state=False),
     Column("d3, FP8", BIG, shares_state=False, float8=True),
     Column("d3-flash", "d3-flash", shares_state=False),
@@ -90,7 +92,8 @@ def how(device: Device) -> str:
 def cell(device: Device, column: Column) -> str:
     """Longest prompt in tokens, and the states kept beside it where states are shared."""
     size = SIZES[column.size]
-    geometry, weights = geometry_of(size), weight_bytes(size, float8=column.float8 and device.card.has_float8)
+    geometry, float8 = geometry_of(size), column.float8 and device.card.has_float8
+    weights = weight_bytes(size, float8=float8, inputs=column.inputs)
     tower = tower_activation_bytes(vision_of(size), BF16)
     free = int(device.memory_gib * GIB) - CONTEXT_BYTES - weights - tower
     plan = plan_memory(geometry, BF16, free, mlp_rows=MLP_ROWS, shares_state=column.shares_state)
@@ -100,10 +103,10 @@ def cell(device: Device, column: Column) -> str:
     return f"{min(plan.pass_rows, plan.rows - plan.beside_rows, LONGEST_PASS):,}{states}"
 
 
-def weight_bytes(size: Published, *, float8: bool) -> int:
+def weight_bytes(size: Published, *, float8: bool, inputs: bool = False) -> int:
     """What the weights take on a device, those of the vision tower too."""
     geometry = geometry_of(size)
-    names = quantizable(geometry) if float8 else frozenset()
+    names = quantizable(geometry, inputs=inputs) if float8 else frozenset()
     allocator = Allocator(geometry, torch.device("meta"), BF16, names)
     readout = allocator.weights(CODES).readout
     text = sum(each.nbytes for each in allocator.targets.values())

@@ -17,7 +17,9 @@ Workers = Annotated[
     str | None,
     typer.Option(metavar="auto|N", help="Workers to run, each on a GPU of its own; auto: one for every GPU."),
 ]
-Quantization = Annotated[str | None, typer.Option(help="fp8: quantize unquantized weights while loading.")]
+Quantization = Annotated[
+    str | None, typer.Option(help="fp8 or fp8-all: quantize unquantized weights while loading.")
+]
 TrustRemoteCode = Annotated[
     bool | None,
     typer.Option(

@@ -119,9 +119,10 @@ class Settings(BaseSettings):
         default=("jev-latest",),
         description="Other names under which clients may ask for the model (the stock SDK sends jev-latest).",
     )
-    quantization: Literal["fp8"] | None = Field(
+    quantization: Literal["fp8", "fp8-all"] | None = Field(
         default=None,
-        description="fp8: quantize plain weights while loading, as published FP8 packages are; those need no flag.",
+        description="fp8: quantize plain weights while loading, as published FP8 packages are; those need no flag. "
+        "fp8-all: the inputs of linear layers too, faster and further from BF16.",
     )
     linear_rule: Literal["ours", "fla"] | None = Field(
         default=None,

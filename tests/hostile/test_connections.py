@@ -11,7 +11,7 @@ from hostile.odd_bodies import MIB, request
 
 pytestmark = pytest.mark.timeout(300)
 SECONDS = 9
-TYPICAL_S = 1.0  # a quiet machine stays below 0.04 at p99; of one that is busy only the median says something
+WORST_P99_S = 2.0  # the goal is 0.2 s on a quiet machine; this is for one that does other things too
 MOST_MEMORY_BYTES = 2**30
 
 
@@ -33,7 +33,7 @@ def test_an_honest_caller_is_served_among_sixty_four_hostile_ones(path, start_ap
     peak = api.memory_bytes("VmHWM")
     print(f"\n{probe}; memory {before / MIB:.0f} MiB before, at most {peak / MIB:.0f} MiB; {sent}")  # noqa: T201
     assert probe.failures == []
-    assert probe.percentile(0.5) < TYPICAL_S, str(probe)
+    assert probe.percentile(0.99) < WORST_P99_S, str(probe)
     assert peak < MOST_MEMORY_BYTES
     assert all(sent.get(f"{kind}, connections", 0) >= attack.EACH for kind in attack.KINDS), sent
     for kind in ("trailers", "extensions", "unread body"):

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from d3serve.kernels import cards, convolution, float8, fused, gated_delta, prefix_bidir
+from d3serve.kernels import cards, convolution, float8, fused, gated_delta, narrow, prefix_bidir
 from d3serve.kernels.attention_plan import AttentionPlan
 from d3serve.kernels.recurrence_plan import plan_recurrence
 from d3serve.kernels.segments import AttentionShape, Segment
@@ -121,6 +121,12 @@ def small_steps(dtype: torch.dtype, *, eight_bits: bool) -> None:
         fused.add_rms_norm(x, residual, empty(HIDDEN, dtype=torch.float32), 1e-6, float8=quantized)
         fused.silu_mul(empty(ROWS, 2 * FFN, dtype=dtype), float8=quantized)
     if eight_bits:
+        fused.add_rms_norm(x, residual, empty(HIDDEN, dtype=torch.float32), 1e-6, float8=True, both=True)
+        gates = empty(2 * LINEAR_HV, HIDDEN, dtype=dtype)
+        for rows in (ROWS, narrow.MANY_ROWS):
+            narrow.narrow_linear(
+                empty(rows, HIDDEN, dtype=dtype), gates, empty(rows, CHANNELS, dtype=dtype)[:, -len(gates) :]
+            )
         float8.quantize_activations(x)
 
 

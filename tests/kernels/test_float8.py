@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from d3serve.kernels import float8, fused, reference
-from d3serve.kernels.matrix import LARGEST, Float8Matrix, Float8Rows, quantize_rows
+from d3serve.kernels.matrix import (
+    LARGEST,
+    Float8Matrix,
+    Float8Rows,
+    StackedMatrix,
+    quantize_rows,
+    sum_rows_alike,
+)
 from d3serve.kernels.operations import linear
 
 PRODUCT_ERROR = 4e-3  # one rounding to BF16, and tensor cores that sum with fewer bits than FP32
@@ -74,6 +81,43 @@ def test_normed_rows_quantized_on_the_way_equal_the_definition(columns, first, d
     wanted, wanted_stream = fused.add_rms_norm(x, residual, weight, 1e-6)
     assert_rows(ours, wanted)
     assert torch.equal(stream, wanted_stream)
+    assert ours.plain is None
+
+
+@pytest.mark.parametrize("columns", [16, 80, 5120])
+def test_normed_rows_for_both_kinds_of_weights_are_those_for_each(columns, device):
+    x, weight = drawn(5, columns, device).bfloat16(), drawn(1, columns, device, seed=1)[0]
+    for norm in (fused.add_rms_norm, reference.add_rms_norm):
+        residual = drawn(5, columns, device, seed=2)
+        ours, _ = norm(x, residual.clone(), weight, 1e-6, float8=True, both=True)
+        assert torch.equal(ours.plain, norm(x, residual.clone(), weight, 1e-6)[0])
+        eight = norm(x, residual.clone(), weight, 1e-6, float8=True)[0]
+        assert torch.equal(ours.values.view(torch.uint8), eight.values.view(torch.uint8))
+        assert torch.equal(ours.scale, eight.scale)
+        assert torch.equal(ours[1:3].plain, ours.plain[1:3])
+
+
+def stacked(device, rows=(64, 6), columns=32):
+    """An FP8 matrix above a plain one, as the inputs of a linear layer can be."""
+    first, second = (drawn(count, columns, device, seed=seed).bfloat16() for seed, count in enumerate(rows))
+    return StackedMatrix((Float8Matrix(*quantize_rows(first)), second))
+
+
+def test_each_part_of_a_stack_reads_the_rows_of_its_kind(device):
+    weight, x = stacked(device), drawn(5, 32, device, seed=2).bfloat16()
+    eight, plain = weight.parts
+    both = Float8Rows(*quantize_rows(x), x.dtype, x)
+    wanted = torch.cat((linear(x, eight), linear(x, plain)), dim=1)
+    assert weight.shape == (70, 32)
+    assert weight.nbytes == eight.nbytes + plain.nbytes
+    for rows in (x, both):
+        assert torch.equal(linear(rows, weight), wanted)
+        out = torch.full((5, 72), 7.0, dtype=x.dtype, device=device)
+        linear(rows, weight, out[:, 1:71])
+        assert torch.equal(out[:, 1:71], wanted)
+        assert (out[:, [0, 71]] == 7).all()
+    with pytest.raises(ValueError, match="plain weight"):
+        linear(Float8Rows(*quantize_rows(x), x.dtype), weight)
 
 
 @pytest.mark.parametrize("inner", [1, 16, 80, 512, 1056, 17_408])
@@ -149,6 +193,26 @@ def test_the_product_errs_no_more_than_products_of_unpacked_bf16(rows, columns):
     ours, theirs = float8.float8_linear(quantized, weight), rounded.bfloat16() @ unpacked.bfloat16().T
     assert error(ours, x.float() @ unpacked.T) <= 1.01 * error(theirs, x.float() @ unpacked.T)
     assert error(ours, rounded @ unpacked.T) < 2 * PRODUCT_ERROR  # sums of 17,408 numbers in few bits
+
+
+@needs_a_gpu
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(34_816, 5120), (5120, 17_408), (14_336, 5120), (16_384, 5120)]
+)
+def test_a_row_of_a_product_has_the_same_bits_among_any_others(rows, columns):
+    """The 27B's matrices; the inputs of its linear layers stand beside 96 plain columns."""
+    sum_rows_alike()
+    device = torch.device("cuda")
+    weight = Float8Matrix(*quantize_rows(drawn(rows, columns, device, seed=1)))
+    x = float8.quantize_activations(drawn(8192, columns, device, seed=2).bfloat16())
+    whole = float8.float8_linear(x, weight)
+    for count in (1, 31, 64, 128, 200, 256, 320, 576, 1_000, 1_430, 4_096, 5_270):
+        wide = torch.empty(count, rows + 96, dtype=torch.bfloat16, device=device)
+        for part in (slice(count), slice(-count, None)):
+            assert torch.equal(float8.float8_linear(x[part], weight), whole[part])
+            assert torch.equal(float8.float8_linear(x[part], weight, wide[:, :rows]), whole[part])
+    odd = torch.empty(256, rows + 12, dtype=torch.bfloat16, device=device)  # rows of it begin anywhere
+    assert torch.equal(float8.float8_linear(x[:256], weight, odd[:, :rows]), whole[:256])
 
 
 @needs_a_gpu

@@ -25,7 +25,7 @@ MOST_REGISTERS = 255  # of a thread, on all of them
 # spills 336 where 3.7 and 3.9 spill none, and 2 KB where they spill 264.
 MOST_STACK = 384 if triton.__version__.startswith("3.6.") else 128
 HEAVIEST = {"_prefix_bidir_kernel", "_merge_kernel", "_chunk_kernel", "_walk_kernel"}
-FLOAT8 = {"_quantize_kernel", "_silu_mul_float8_kernel"}
+FLOAT8 = {"_quantize_kernel", "_silu_mul_float8_kernel", "_narrow_linear_kernel"}
 
 
 @pytest.fixture

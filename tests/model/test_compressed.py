@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from statistics import median
 
 import pytest
 import torch
@@ -13,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from d3serve.errors import InvalidCheckpoint
 from d3serve.kernels import cards
-from d3serve.kernels.matrix import Float8Matrix, quantize_rows
+from d3serve.kernels.matrix import Float8Matrix, StackedMatrix, quantize_rows
 from d3serve.kernels.reference import float8_linear
 from d3serve.model import placement
-from d3serve.model.checkpoint import load_weights
+from d3serve.model.checkpoint import load_weights, quantizable
 from d3serve.model.compressed import Scheme, dequantize
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.manifest import check_package
@@ -108,6 +109,8 @@ def test_a_quantized_sibling_is_a_package_of_its_format(case, tiny_checkpoint, t
 
 
 def dense(matrix):
+    if isinstance(matrix, StackedMatrix):
+        return torch.cat([dense(part) for part in matrix.parts])
     return matrix.values.float() * matrix.scale if isinstance(matrix, Float8Matrix) else matrix.float()
 
 
@@ -244,6 +247,59 @@ def test_plain_weights_are_quantized_on_request_as_the_published_packages_are(ti
         ):
             assert torch.equal(dense(mine), dense(loaded)), "in memory as while loading"
             assert type(mine) is type(loaded)
+
+
+def test_the_inputs_of_linear_layers_are_quantized_on_request_but_for_what_a_head_forgets(tiny_checkpoint):
+    cpu, package = torch.device("cpu"), open_package(tiny_checkpoint)
+    plain = load_weights(package, cpu, torch.bfloat16)
+    everything = load_weights(package, cpu, torch.bfloat16, "fp8-all")
+    linear = [
+        pair for pair in zip(plain.layers, everything.layers, strict=True) if hasattr(pair[0].mixer, "A_log")
+    ]
+    assert linear
+    for a, b in linear:
+        inputs, gates = b.mixer.inputs.parts
+        values, scale = quantize_rows(a.mixer.inputs[: len(inputs.values)])
+        assert torch.equal(inputs.values.view(torch.uint8), values.view(torch.uint8))
+        assert torch.equal(inputs.scale, scale)
+        assert torch.equal(gates, a.mixer.inputs[-2 * len(a.mixer.A_log) :])
+    for a, b in zip(to_float8(plain, inputs=True).layers, everything.layers, strict=True):
+        assert torch.equal(dense(a.first), dense(b.first)), "in memory as while loading"
+        assert torch.equal(dense(a.down), dense(b.down))
+
+
+def test_all_in_float8_answers_as_transformers_with_float8_products(
+    checkpoint_tool, tmp_path, questions, oracle_of, compare
+):
+    """Every Linear of the oracle but b and a gets FP8 weights, and its input rounded to FP8 row by row."""
+    two = checkpoint_tool.write_checkpoint(
+        tmp_path / "two", checkpoint_tool.Variant(layers=("linear", "full"))
+    )
+    engines = {
+        kind: DecisionEngine.load(str(two), device="cpu", dtype="float32", quantization=kind)
+        for kind in ("fp8", "fp8-all")
+    }
+    oracle = oracle_of(two)
+
+    def unpacked(x):
+        values, scale = quantize_rows(x)
+        return values.float() * scale
+
+    names = quantizable(open_package(two).geometry, inputs=True)
+    for name in names:
+        module = oracle.model.get_submodule("language_model." + name.removesuffix(".weight"))
+        module.weight.data = unpacked(module.weight.data)
+        module.register_forward_pre_hook(
+            lambda _, inputs: (unpacked(inputs[0].flatten(0, 1)).view_as(inputs[0]),)
+        )
+    apart = {kind: [] for kind in engines}
+    for state in ("", "the customer was charged twice " * 5, "a", "b", "late", "x y z", "again and again"):
+        wanted = {name: oracle.probabilities(state, question) for name, question in questions.items()}
+        for kind, engine in engines.items():
+            (decided,) = engine.decide([engine.prepare(state, questions)])
+            apart[kind] += [compare(decided.answers[name], each) for name, each in wanted.items()]
+    assert median(apart["fp8-all"]) < 1e-4, "but where a sum in another order flips a rounding"
+    assert median(apart["fp8"]) > 1e-2, "and the rounding is seen"
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -48,7 +48,14 @@ def test_whatever_changes_answers_has_states_of_its_own(package):
         engine = DecisionEngine.load(str(package), device="cpu", **options)
         return engine.info.identity
 
-    kinds = [{}, {"dtype": "bfloat16"}, {"load_format": "random"}, {"special_tokens_in_text": "reference"}]
+    kinds = [
+        {},
+        {"dtype": "bfloat16"},
+        {"load_format": "random"},
+        {"special_tokens_in_text": "reference"},
+        {"quantization": "fp8"},
+        {"quantization": "fp8-all"},
+    ]
     assert len({load(**options) for options in kinds}) == len(kinds)
     assert load() == load()
 

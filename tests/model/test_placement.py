@@ -75,11 +75,12 @@ def test_a_gpu_is_taken_if_there_is_one_in_its_own_type(gpu):
     assert place("cpu", None, None) == (torch.device("cpu"), torch.float32)
 
 
+@pytest.mark.parametrize("quantization", ["fp8", "fp8-all"])
 @pytest.mark.parametrize(("capability", "dtype"), [((8, 0), None), ((9, 0), "float32")])
-def test_float8_weights_that_the_gpu_does_not_multiply_are_refused(capability, dtype, gpu):
+def test_float8_weights_that_the_gpu_does_not_multiply_are_refused(capability, dtype, quantization, gpu):
     gpu(capability)
-    with pytest.raises(InvalidSettings, match="does not multiply FP8") as refused:
-        place("cuda", dtype, "fp8")
+    with pytest.raises(InvalidSettings, match=f"{quantization}, but .* does not multiply FP8") as refused:
+        place("cuda", dtype, quantization)
     assert refused.value.field == "quantization"
 
 

@@ -50,3 +50,11 @@ def test_a_quantized_27b_has_the_published_modules_and_size():
     names = quantizable(geometry)
     assert len(names) == 304
     require_memory(geometry, torch.bfloat16, names, free_bytes=33_000_000_000)
+
+
+def test_with_the_inputs_of_its_linear_layers_a_quantized_27b_is_smaller_by_four_gigabytes():
+    """48 linear layers, two matrices each."""
+    geometry = geometry_of(SIZES["d3, d3-turbo, d3-ultra"])
+    names = quantizable(geometry, inputs=True)
+    assert len(names) == 304 + 2 * 48
+    require_memory(geometry, torch.bfloat16, names, free_bytes=27_000_000_000)
