@@ -116,6 +116,18 @@ def test_padding_writes_no_row_that_it_does_not_own(kernels):
     assert model.pools.v[:, untouched].isnan().all()
 
 
+def test_the_last_products_have_rows_enough_for_the_kernels_and_nobody_reads_the_others(kernels):
+    """Those of few rows are the slow ones; on the CPU each row costs what it costs."""
+    for model, least in ((backbone(), 1), (kernels(backbone()), fast.least_rows)):
+        rows = two_states()
+        inputs = build(model, rows, causal=False)
+        questions = len(rows.readout_rows)
+        assert len(inputs.readout_rows) == max(least, questions)
+        wanted = torch.from_numpy(rows.readout_rows - rows.state_rows)
+        assert torch.equal(inputs.readout_rows[:questions], wanted)
+        assert set(inputs.readout_rows.tolist()) == set(wanted.tolist())
+
+
 def test_a_pass_of_the_same_bucket_can_be_copied_into_another(kernels):
     """What a graph replay does, without the graph."""
     first = two_states()

@@ -226,3 +226,11 @@ def test_parity_of_a_cached_state_notices_damage_to(part, engine, oracles, quest
     assert worst(engine, oracles("prefix_bidir"), compare, questions, [state_of(65)]) < TOLERANCE
     DAMAGES[part](engine.backbone.pools)
     assert worst(engine, oracles("prefix_bidir"), compare, questions, [state_of(65)]) > 100 * TOLERANCE
+
+
+def test_rows_that_fill_a_product_up_are_nobodys_answers(
+    tiny_checkpoint, oracles, questions, compare, monkeypatch
+):
+    monkeypatch.setattr(reference, "least_rows", 8)
+    engine = engine_module.DecisionEngine.load(str(tiny_checkpoint), device="cpu")
+    assert worst(engine, oracles("prefix_bidir"), compare, questions, ["a state", ""]) < TOLERANCE
