@@ -25,6 +25,7 @@ from engine_rows import ROWS, Row
 from geometries import GEOMETRY_27B, GEOMETRY_TINY
 from peers import Peer
 
+from d3serve.kernels.matrix import Matrix, StackedMatrix
 from d3serve.model.assembly import EngineParts
 from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
 from d3serve.model.capacity import BESIDE_ROWS, BESIDE_SLOTS, LONGEST_PASS, MLP_ROWS, MemoryPlan
@@ -33,7 +34,7 @@ from d3serve.model.engine import DecidedJob, DecisionEngine, PreparedJob
 from d3serve.model.random_weights import random_weights
 from d3serve.model.state_cache import StateCache
 from d3serve.model.vision import VisionTower
-from d3serve.model.weights import FullAttention, Weights
+from d3serve.model.weights import Layer, Weights
 from d3serve.schemas import ModelInfo
 from d3serve.schemas.questions import ChoiceQuestion, Question
 
@@ -218,10 +219,10 @@ def floor_ms(row: Row, weights: Weights, geometry: Geometry) -> dict[str, float]
     return {**parts, "floor": sum(parts.values())}
 
 
-def matrices_of(layer: Any) -> list[torch.Tensor]:
-    """The matrices that one layer multiplies with."""
-    first = layer.mixer.qkv if isinstance(layer.mixer, FullAttention) else layer.mixer.inputs
-    return [first, layer.mixer.out, layer.gate_up, layer.down]
+def matrices_of(layer: Layer) -> list[Matrix]:
+    """The matrices that one layer multiplies with, each part of a stack for itself."""
+    first = layer.first.parts if isinstance(layer.first, StackedMatrix) else (layer.first,)
+    return [*first, layer.mixer.out, layer.gate_up, layer.down]
 
 
 def check(bench: Bench) -> list[str]:

@@ -34,7 +34,9 @@ def exact(bench: Bench, jobs: Sequence[PreparedJob], points: Set[str] = frozense
     backbone.ops = RoundedOperations(points, len(g.layer_types))
     shape = backbone.attention_shape(causal=False)
     cut = backbone.ops.cut_attention(planned.segments, shape)
-    hidden = backbone.forward(PassInputs.build(backbone.ops, planned, cut, shape))
+    hidden = backbone.forward(PassInputs.build(backbone.ops, planned, cut, shape))[
+        : len(planned.readout_rows)
+    ]
     return parity.probabilities(hidden.double() @ bench.weights.readout.double().T)
 
 

@@ -211,24 +211,28 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def float8(bench: Bench, report: Report, row: Row) -> None:
-    """FP8 weights against FP32 products with the very numbers that they stand for; ends the plain weights."""
+def float8(bench: Bench, report: Report, row: Row, *, inputs: bool) -> None:
+    """FP8 weights against FP32 products with the very numbers that they stand for; ends the plain weights.
+
+    With `inputs` those of linear layers too.
+    """
     from formats import library_rounding
 
     from d3serve.kernels.matrix import quantize_rows
     from d3serve.model.checkpoint import quantizable
     from d3serve.model.weights import to_float8
 
-    bench.weights = to_float8(bench.weights)
-    for name in quantizable(bench.geometry):
+    names = quantizable(bench.geometry, inputs=inputs)
+    bench.weights = to_float8(bench.weights, inputs=inputs)
+    for name in names:
         values, scale = quantize_rows(bench.tensors[name])
         bench.tensors[name].copy_(values.float() * scale)  # what the library unpacks to, in BF16
     library = Peer(bench.geometry, bench.tensors, bench.weights.readout)
-    for name in quantizable(bench.geometry):
+    for name in names:
         module = library.model.get_submodule(name.removesuffix(".weight"))
         module.register_forward_pre_hook(library_rounding)
     free_memory()
-    compare(bench, report, "float8", row, {"compressed-tensors": library})
+    compare(bench, report, "float8-all" if inputs else "float8", row, {"compressed-tensors": library})
 
 
 def timed(bench: Bench, report: Report, part: str, rows: Sequence[Row]) -> None:
@@ -272,7 +276,7 @@ def parts_of(bench: Bench, report: Report, options: argparse.Namespace) -> dict[
         "times": lambda: timed(bench, report, "times", [shrink(row) for row in TIMED]),
         "long": long,
         "budget": lambda: budget(bench, report, shrink(BUDGET), options.roundings),
-        "float8": lambda: float8(bench, report, shrink(FLOAT8)),
+        "float8": lambda: float8(bench, report, shrink(FLOAT8), inputs=options.inputs),
     }
 
 
@@ -292,6 +296,7 @@ def main() -> None:
     parser.add_argument(
         "--references", type=Path, default=None, help="a folder where FP32 answers are kept for the next run"
     )
+    parser.add_argument("--inputs", action="store_true", help="of FP8: the inputs of linear layers too")
     parser.add_argument("--no-peers", action="store_true", help="leave transformers out, but for FP8")
     parser.add_argument(
         "--roundings",

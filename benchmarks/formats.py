@@ -1,8 +1,9 @@
 """FP8 against BF16: the same weights, the same rows, the same run.
 
-    python benchmarks/formats.py --out DIR [--rows SUBSTRING ...] [--no-long] [--profile] [--tiny]
+    python benchmarks/formats.py --out DIR [--inputs] [--rows SUBSTRING ...] [--no-long] [--profile] [--tiny]
 
-Random BF16 weights at the 27B geometry are timed, quantized as `--quantization fp8` does, and timed again. Parity is
+Random BF16 weights at the 27B geometry are timed, quantized as `--quantization fp8` does (`--inputs`: `fp8-all`),
+and timed again. Parity is
 checked first, against a reference in FP32 with unpacked weights and beside the compressed-tensors library's own
 way to run such a package: weights unpacked to BF16, inputs rounded to FP8 and back, products in BF16. Transformers
 needs no fla for that, and is sooner done without it: there is nothing to compile.
@@ -14,7 +15,7 @@ import gc
 import json
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,13 @@ SAME_ROUNDING = 1.01  # scales rounded to BF16 or not move single inputs by a st
 FEW = 100  # questions whose noise says nothing
 LEAST_GB = 60  # of device memory, in which the long row must fit
 ACTIVATIONS = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
-PRODUCTS = {"qkv": (14_336, 5120), "out": (5120, 6144), "gate_up": (34_816, 5120), "down": (5120, 17_408)}
+PRODUCTS = {
+    "qkvz": (16_384, 5120),
+    "qkv": (14_336, 5120),
+    "out": (5120, 6144),
+    "gate_up": (34_816, 5120),
+    "down": (5120, 17_408),
+}
 
 
 STARTED = time.monotonic()
@@ -73,27 +80,26 @@ def library_rounding(_module: object, inputs: tuple[Tensor, ...]) -> tuple[Tenso
     return (fake_quantize(inputs[0], scale, zero, settings),)
 
 
-def peer_of(bench: Bench, tensors: dict[str, Tensor], *, rounded: bool) -> Peer:
-    """Transformers on `tensors`; `rounded` rounds what the quantized modules read."""
+def peer_of(bench: Bench, tensors: dict[str, Tensor], rounded: Iterable[str]) -> Peer:
+    """Transformers on `tensors`; what the weights named `rounded` read is rounded."""
     peer = Peer(bench.geometry, tensors, bench.weights.readout)
-    for name in quantizable(bench.geometry):
-        module = peer.model.get_submodule(name.removesuffix(".weight"))
-        if rounded:
-            module.register_forward_pre_hook(library_rounding)
+    for name in rounded:
+        peer.model.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(library_rounding)
     return peer
 
 
-def check_pass(bench: Bench, states: int, questions: int) -> str:
+def check_pass(bench: Bench, states: int, questions: int, *, inputs: bool) -> str:
     """A whole small pass with FP8 weights and the library's, both against FP32; SystemExit when ours errs more."""
     exact, unpacked = dict(bench.tensors), dict(bench.tensors)
-    for name in quantizable(bench.geometry):
+    names = quantizable(bench.geometry, inputs=inputs)
+    for name in names:
         values, scale = quantize_rows(bench.tensors[name])
         exact[name] = values.float() * scale
         unpacked[name] = exact[name].to(bench.dtype)
-    bench.weights = to_float8(bench.weights)
+    bench.weights = to_float8(bench.weights, inputs=inputs)
     jobs = bench.jobs(Row("parity", 150, questions, 40, jobs=states))
     ours = answers(bench.engine(rows=states * (150 + 40 * questions), slots=states + 1), jobs)
-    exact_peer, library = peer_of(bench, exact, rounded=False), peer_of(bench, unpacked, rounded=True)
+    exact_peer, library = peer_of(bench, exact, ()), peer_of(bench, unpacked, names)
     wanted, theirs = [], []
     for job in jobs:
         place = (bench.on_device(job.state), [bench.on_device(block) for block in job.blocks])
@@ -279,7 +285,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if on_gpu else platform.processor(),
         "torch": torch.__version__,
-        "parity": [check_pass(Bench(small, device, dtype), *((2, 2) if options.tiny else (8, 16)))],
+        "parity": [
+            check_pass(
+                Bench(small, device, dtype), *((2, 2) if options.tiny else (8, 16)), inputs=options.inputs
+            )
+        ],
     }
     say(report["parity"][0])
     for line in check_products(device, 64 if options.tiny else 24_976, shapes):
@@ -291,7 +301,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         rows = [dataclasses.replace(row, state=min(row.state, 200), jobs=min(row.jobs, 2)) for row in rows]
     bench = Bench(GEOMETRY_TINY if options.tiny else GEOMETRY_27B, device, dtype)
     plain = report["bf16"] = measure(bench, rows)
-    bench.weights = to_float8(bench.weights)
+    bench.weights = to_float8(bench.weights, inputs=options.inputs)
     bench.tensors.clear()
     free_memory()
     if on_gpu:
@@ -319,6 +329,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument(
         "--rows", nargs="*", default=MEASURED, help="only rows whose name contains one of these"
+    )
+    parser.add_argument(
+        "--inputs", action="store_true", help="the inputs of linear layers too, as fp8-all does"
     )
     parser.add_argument("--no-long", action="store_true", help="leave out 117K x 2")
     parser.add_argument("--profile", action="store_true", help="device time by kernel of the 24K row")

@@ -1,9 +1,10 @@
 """Quality of the demo checkpoint through the served path: HTTP, queue, worker.
 
-    python benchmarks/quality.py [--models FOLDER ...] [--dtypes float32 bfloat16] [--packages N] [--out FILE]
+    python benchmarks/quality.py [--models FOLDER ...] [--dtypes float32 bfloat16] [--quantizations none fp8 fp8-all]
+        [--packages N] [--out FILE]
 
 Several models are the same checkpoint in several formats (`tools/quantize_checkpoint.py`); each is compared with the
-first.
+first, and so is what a worker quantizes itself.
 
 Every held-out question is asked three ways: all questions of a package in one job (its state read once), each
 question in a job of its own with all jobs waiting together (the worker groups them by state), and each alone on
@@ -97,17 +98,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=[str(ROOT / "checkpoints" / "demo-d3")])
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--quantizations", nargs="*", default=["none"], choices=["none", "fp8", "fp8-all"])
     parser.add_argument("--packages", type=int, default=None)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     cases = read_cases(options.packages)
     report: dict[str, Any] = {}
     first: list[Scored] = []
-    for model, dtype in itertools.product(options.models, options.dtypes):
-        kind = f"{Path(model).name} {dtype}"
+    for model, dtype, quantization in itertools.product(
+        options.models, options.dtypes, options.quantizations
+    ):
+        quantized = {} if quantization == "none" else {"quantization": quantization}
+        kind = " ".join((Path(model).name, dtype, *quantized.values()))
         with tempfile.TemporaryDirectory() as folder:
             settings = Settings.load(
-                model=model, dtype=dtype, data_dir=Path(folder), port=0, log_level="warning"
+                model=model, dtype=dtype, data_dir=Path(folder), port=0, log_level="warning", **quantized
             )
             with running(settings) as (_, url):
                 report[kind], once = measure(url, cases)

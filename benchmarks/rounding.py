@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from d3serve.kernels import reference
-from d3serve.kernels.matrix import Float8Matrix, Rows
+from d3serve.kernels.matrix import Float8Matrix, Rows, StackedMatrix
 from d3serve.kernels.operations import Operations
 from d3serve.kernels.segments import AttentionShape, Segment
 from d3serve.model.weights import Layer, Weights
@@ -54,6 +54,8 @@ class RoundedOperations:
 
     A kernel's inside is rounded by running the kernel itself on BF16 operands.
     """
+
+    least_rows = reference.least_rows
 
     def __init__(self, points: Set[str], layers: int) -> None:
         """Round at `points` in passes of `layers` layers.
@@ -147,7 +149,14 @@ class RoundedOperations:
         return self._at("delta rule's output", values)
 
     def add_rms_norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, float8: bool = False
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        *,
+        float8: bool = False,
+        both: bool = False,
     ) -> tuple[Rows, Tensor]:
         """Add and normalise: before each mixer, before each MLP, before the readout."""
         call, self._norms = self._norms, self._norms + 1
@@ -156,7 +165,7 @@ class RoundedOperations:
             x = self._at("out product" if call % 2 else "down product", x)
             if STREAM in self._points:
                 x, residual = self._at(STREAM, residual + x), None
-        normed, total = reference.add_rms_norm(x, residual, weight, eps, float8=float8)
+        normed, total = reference.add_rms_norm(x, residual, weight, eps, float8=float8, both=both)
         reader = "an MLP" if call % 2 else "the readout" if call == 2 * self._layers else "a mixer"
         return self._at(f"normed rows, to {reader}", cast("Tensor", normed)), total
 
@@ -187,6 +196,10 @@ class RoundedOperations:
         """Activate."""
         out = reference.silu_mul(self._at("gate_up product", gate_up), float8=float8)
         return self._at("silu(gate) * up", cast("Tensor", out))
+
+    def narrow_linear(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        """Never asked for: the matrices of such a pass are whole."""
+        raise NotImplementedError
 
     def float8_linear(self, x: Rows, weight: Float8Matrix, out: Tensor | None = None) -> Tensor:
         """Never asked for: the matrices of such a pass are FP32."""
@@ -223,6 +236,8 @@ def _widened(part: Any) -> Any:
     """A layer, a mixer or a matrix in FP32."""
     if isinstance(part, Float8Matrix):
         return part.values.float() * part.scale
+    if isinstance(part, StackedMatrix):
+        return torch.cat([_widened(each) for each in part.parts])
     if is_dataclass(part):
         held = cast("Any", part)
         return replace(held, **{each.name: _widened(getattr(part, each.name)) for each in fields(held)})
