@@ -57,6 +57,17 @@ class StackedMatrix:
 
     parts: tuple[Tensor | Float8Matrix, ...]
 
+    def __getitem__(self, rows: slice) -> Self:
+        """The same matrix with some of its rows."""
+        start, stop, _ = rows.indices(self.shape[0])
+        kept, first = [], 0
+        for part in self.parts:
+            begin, end = max(start - first, 0), min(stop - first, part.shape[0])
+            if begin < end:
+                kept.append(part[begin:end])
+            first += part.shape[0]
+        return type(self)(tuple(kept))
+
     @property
     def shape(self) -> torch.Size:
         """Rows and columns."""

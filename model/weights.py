@@ -72,13 +72,14 @@ def _layer_to_float8(layer: Layer, *, inputs: bool) -> Layer:
         mixer = replace(mixer, qkv=_quantized(mixer.qkv))
     elif inputs and isinstance(mixer.inputs, Tensor):
         gates = 2 * len(mixer.A_log)
-        stacked = StackedMatrix((_quantized(mixer.inputs[:-gates]), mixer.inputs[-gates:].clone()))
+        eight = Float8Matrix(*quantize_rows(mixer.inputs[:-gates]))
+        stacked = StackedMatrix((eight, mixer.inputs[-gates:].clone()))
         mixer = replace(mixer, inputs=stacked)
     return replace(layer, mixer=mixer, gate_up=_quantized(layer.gate_up), down=_quantized(layer.down))
 
 
-def _quantized(matrix: Matrix) -> Float8Matrix:
-    return matrix if isinstance(matrix, Float8Matrix) else Float8Matrix(*quantize_rows(matrix))
+def _quantized(matrix: Matrix) -> Matrix:
+    return Float8Matrix(*quantize_rows(matrix)) if isinstance(matrix, Tensor) else matrix
 
 
 def scale_name(weight_name: str) -> str:
@@ -155,6 +156,9 @@ class Allocator:
     def _fused(self, parts: list[tuple[str, int]], columns: int) -> Matrix:
         if not all(name in self.float8 for name, _ in parts):
             return self._plain(parts, columns)
+        return self._float8(parts, columns)
+
+    def _float8(self, parts: list[tuple[str, int]], columns: int) -> Float8Matrix:
         rows = [rows for _, rows in parts]
         fused = Float8Matrix(
             torch.empty(sum(rows), columns, dtype=torch.float8_e4m3fn, device=self.device),
@@ -169,7 +173,7 @@ class Allocator:
         """One matrix where all is plain; `plain` always is."""
         if not all(name in self.float8 for name, _ in parts):
             return self._plain([*parts, *plain], columns)
-        return StackedMatrix((self._fused(parts, columns), self._plain(plain, columns)))
+        return StackedMatrix((self._float8(parts, columns), self._plain(plain, columns)))
 
     def _plain(self, parts: list[tuple[str, int]], columns: int) -> Tensor:
         fused = torch.empty(sum(rows for _, rows in parts), columns, dtype=self.dtype, device=self.device)

@@ -110,6 +110,7 @@ def test_each_part_of_a_stack_reads_the_rows_of_its_kind(device):
     wanted = torch.cat((linear(x, eight), linear(x, plain)), dim=1)
     assert weight.shape == (70, 32)
     assert weight.nbytes == eight.nbytes + plain.nbytes
+    assert torch.equal(linear(both, weight[60:]), wanted[:, 60:])
     for rows in (x, both):
         assert torch.equal(linear(rows, weight), wanted)
         out = torch.full((5, 72), 7.0, dtype=x.dtype, device=device)
