@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from d3serve.kernels.matrix import Float8Matrix, Float8Rows, Rows, quantize_rows
+from d3serve.kernels.matrix import Float8Rows, Rows, quantize_rows
+from d3serve.kernels.plain_products import float8_linear as float8_linear  # noqa: PLC0414  (part of the set)
+from d3serve.kernels.plain_products import narrow_linear as narrow_linear  # noqa: PLC0414
 from d3serve.kernels.segments import AttentionShape, Segment
 
 QUERY_ROWS = 1024  # rows of one attention step: bounds its score matrix on long states
@@ -387,20 +389,3 @@ def silu_mul(gate_up: Tensor, *, float8: bool = False) -> Rows:
     """silu(gate)·up of gate_up [T, 2F] = gate | up: [T, F]; `float8` quantizes its rows."""
     gate, up = gate_up.chunk(2, dim=-1)
     return _rows((F.silu(gate.float()) * up.float()).to(gate_up.dtype), float8=float8)
-
-
-def narrow_linear(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-    """Multiply x [T, columns] by the transpose of a narrow weight [rows, columns] into `out` [T, rows]."""
-    return torch.mm(x, weight.T, out=out)
-
-
-def float8_linear(x: Rows, weight: Float8Matrix, out: Tensor | None = None) -> Tensor:
-    """Multiply x [T, columns] by the transpose of `weight`, both in eight-bit floats: [T, rows] in x's type.
-
-    Each row of x is quantized by its own largest magnitude, as FP8_DYNAMIC packages ask, unless it has been;
-    sums are FP32.
-    """
-    rows = x if isinstance(x, Float8Rows) else Float8Rows(*quantize_rows(x), x.dtype)
-    product = rows.values.float() @ weight.values.float().T
-    product = (product * rows.scale * weight.scale.T).to(rows.dtype)
-    return product if out is None else out.copy_(product)
