@@ -113,7 +113,8 @@ class HandWorker:
 
 
 @pytest.fixture
-def worker(settings):
+def worker(settings, monkeypatch):
+    monkeypatch.setattr("d3serve.store.turns.WORKER_TTL_MS", 600_000)  # it shows itself once
     hand = HandWorker(settings)
     hand.show_itself()
     yield hand
