@@ -87,9 +87,8 @@ class StateReader:
         with _opened(path, os.O_RDONLY) as file:
             share = partial(self._read_share, file.fileno(), kept, parts, stream)
             shares = [self._threads.submit(share, first) for first in range(READERS)]
-            wait(
-                shares
-            )  # all of them: one that goes on would write into rows that are another state's by then
+            # For all of them: one that goes on would write into rows that are another state's by then.
+            wait(shares)
         if not all(each.result() for each in shares):
             raise ValueError("its bytes are not those that were written")
 
