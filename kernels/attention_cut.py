@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from d3serve.kernels.attention_tiles import TileShape
-from d3serve.kernels.segments import Segment
+from d3serve.kernels.segments import LongAttention, Segment
 
 # A prefix is cut so that few questions on a long state still fill the device. A block of 64 keys takes an H200
 # 1.8 us; starting an item and storing its result take as long as START_BLOCKS.
@@ -60,6 +60,7 @@ class DenseBlock(NamedTuple):
     length: int
     own_start: int
     step_rows: int  # query rows of one step
+    attention: LongAttention = "ours"
 
 
 @dataclass(frozen=True)

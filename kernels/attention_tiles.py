@@ -64,7 +64,10 @@ ELSEWHERE = (
 # behind queued work only from about here on; a layer of 16,384 rows takes it 10.2 ms, the kernel 11.4; of 65,536
 # rows 161 and 177 ms; of 117,000 rows 586 and 573 ms, and a second output of 1.4 GB.
 DENSE_ROWS = range(12_288, 98_304)
-DENSE_TILE_ROWS = 128  # query rows of one head that a program of cuDNN's takes
+DENSE_TILE_ROWS = 128  # query rows of one head that a program of a library takes
+# The same of FlashAttention-3, which builds no plans: 4,096 rows take it 0.69 ms, the kernel 0.77, and 2,048 both 0.26.
+FLASH3_ROWS = range(4096, 2**31)
+FLOAT8_ROWS = range(32_768, 2**31)  # of these in E4M3: 24,576 rows take 17.5 ms, and 19.6 in BF16
 
 
 def choose_tile(*, group: int, head_dim: int, itemsize: int, card: Card) -> TileShape:

@@ -10,22 +10,16 @@ from collections.abc import Iterator, Sequence
 from math import gcd
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from d3serve.kernels import cards
-from d3serve.kernels.attention_cut import STEP_PAIRS, Cut, DenseBlock, cut_segments
+from d3serve.kernels.attention_cut import Cut, cut_segments
+from d3serve.kernels.attention_dense import attend_dense, dense_blocks
 from d3serve.kernels.attention_plan import ITEM_FIELDS, MERGE_FIELDS, AttentionPlan, Sizes, plan_tiles
-from d3serve.kernels.attention_tiles import (
-    DENSE_ROWS,
-    DENSE_TILE_ROWS,
-    TileShape,
-    choose_tile,
-)
+from d3serve.kernels.attention_tiles import TileShape, choose_tile
 from d3serve.kernels.segments import AttentionShape, Segment
 
 LOG2_E = 1.4426950408889634
@@ -200,7 +194,7 @@ def cut_attention(segments: Sequence[Segment], shape: AttentionShape) -> Cut:
         causal=shape.causal,
         group=shape.heads // shape.kv_heads,
         tile=_tile(shape),
-        dense=() if shape.causal else _dense_blocks(segments, shape),
+        dense=dense_blocks(segments, shape),
     )
 
 
@@ -228,18 +222,6 @@ def _tile(shape: AttentionShape) -> TileShape:
         head_dim=head_dim,
         itemsize=shape.dtype.itemsize,
         card=cards.card(shape.device),
-    )
-
-
-def _dense_blocks(segments: Sequence[Segment], shape: AttentionShape) -> tuple[DenseBlock, ...]:
-    here = cards.card(shape.device)
-    if shape.device.type != "cuda" or shape.dtype.itemsize != 2 or shape.head_dim > here.widest_cudnn_head:
-        return ()
-    wave = DENSE_TILE_ROWS * here.processors // shape.heads  # rows that fill the device once
-    return tuple(
-        DenseBlock(s.start, s.length, s.own_start, max(1, STEP_PAIRS // s.length // wave) * wave)
-        for s in segments
-        if s.length in DENSE_ROWS and s.prefix_length == 0
     )
 
 
@@ -288,7 +270,7 @@ def attention_steps(
     """
     _check(q, k_pool, v_pool, out, plan, softmax_scale)
     for block in plan.dense:
-        yield from _attend_dense(q, k_pool, v_pool, out, block, softmax_scale)
+        yield from attend_dense(q, k_pool, v_pool, out, block, softmax_scale)
     yield from _attend_tiles(q, k_pool, v_pool, out, plan, softmax_scale)
 
 
@@ -322,21 +304,6 @@ def _check(
         )
     if not softmax_scale > 0:
         raise ValueError(f"softmax_scale must be positive, not {softmax_scale}")
-
-
-def _attend_dense(
-    q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, block: DenseBlock, softmax_scale: float
-) -> Iterator[int]:
-    """Run cuDNN's attention over one both-ways block; a backend that builds N x N scores is never taken."""
-    own = slice(block.own_start, block.own_start + block.length)
-    end = block.start + block.length
-    for first in range(block.start, end, block.step_rows):
-        rows = slice(first, min(first + block.step_rows, end))
-        query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in (q[rows], k_pool[own], v_pool[own]))
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            attended = F.scaled_dot_product_attention(query, key, value, scale=softmax_scale, enable_gqa=True)
-        out[rows] = attended[0].transpose(0, 1)
-        yield (rows.stop - rows.start) * block.length
 
 
 def _attend_tiles(

@@ -1,8 +1,11 @@
 """Segment: one contiguous run of rows in a packed pass, and where its keys and states live."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
+
+# Who attends to long states: cuDNN and our kernel, FlashAttention-3, or that in E4M3.
+LongAttention = Literal["ours", "fa3", "fp8"]
 
 
 class Segment(NamedTuple):
@@ -32,3 +35,4 @@ class AttentionShape(NamedTuple):
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    long: LongAttention = "ours"

@@ -22,7 +22,7 @@ from d3serve.kernels.operations import (
     linear,
     operations,
 )
-from d3serve.kernels.segments import AttentionShape
+from d3serve.kernels.segments import AttentionShape, LongAttention
 from d3serve.kernels.tables import upload
 from d3serve.model.buckets import Bucket
 from d3serve.model.config import Geometry
@@ -162,10 +162,12 @@ class Backbone:
         mlp_rows: int,
         tower: VisionTower | None = None,
         linear_rule: LinearRule = "ours",
+        long_attention: LongAttention = "ours",
     ) -> None:
         """Take ownership of `weights` and `pools`; `mlp_rows` bounds the rows of one MLP step.
 
-        With a `tower`, passes may read media. `linear_rule` is whose gated delta rule runs on a GPU.
+        With a `tower`, passes may read media. `linear_rule` is whose gated delta rule runs on a GPU, and
+        `long_attention` whose attention reads long states there.
         """
         if pools.k.is_cuda:
             sum_rows_alike()
@@ -174,6 +176,7 @@ class Backbone:
         self.weights = weights
         self.pools = pools
         self.tower = tower
+        self.long_attention = long_attention
         self._mlp_rows = mlp_rows
         exponents = torch.arange(0, geometry.rotary_dim, 2, dtype=torch.float32) / geometry.rotary_dim
         self._frequencies = (geometry.rope_theta**-exponents).to(pools.k.device)
@@ -183,7 +186,7 @@ class Backbone:
     def attention_shape(self, *, causal: bool) -> AttentionShape:
         """What `PassInputs.build` must know of this backbone."""
         g, k = self.geometry, self.pools.k
-        return AttentionShape(causal, g.heads, g.kv_heads, g.head_dim, k.dtype, k.device)
+        return AttentionShape(causal, g.heads, g.kv_heads, g.head_dim, k.dtype, k.device, self.long_attention)
 
     def forward(self, inputs: PassInputs) -> Tensor:
         """Run every layer; return the normed hidden state of each readout row, [N or more, hidden] in model type."""

@@ -17,7 +17,7 @@ MAY_ASK = {"kernels/cards.py", "kernels/attention_tiles.py", "model/placement.py
 # launchers: the tile table of the delta rule, and whether a library takes a long state
 MAY_CHOOSE = {
     "kernels/gated_delta.py": {"feeds_from_shared"},
-    "kernels/prefix_bidir.py": {"widest_cudnn_head"},
+    "kernels/attention_dense.py": {"widest_cudnn_head"},
 }
 
 

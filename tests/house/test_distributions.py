@@ -21,12 +21,13 @@ EXTRAS: dict[str, set[str]] = {
     "api": set(),
     "worker": {"worker", "media"},
     "model": {"worker"},
-    "kernels": {"worker", "gpu"},
+    "kernels": {"worker", "gpu", "fa3"},
 }
 NAMED_OTHERWISE = {
     "PIL": "pillow",
     "sklearn": "scikit-learn",
     "fla": "flash-linear-attention",
+    "fa3_fwd_interface": "fa3-fwd",
 }  # module -> distribution
 BOUNDED = {
     "billiard", "celery", "kombu", "pillow", "av", "redis", "starlette", "tokenizers", "torch", "transformers",
@@ -86,7 +87,7 @@ def test_the_extra_that_is_named_to_whoever_lacks_a_module_is_the_one_that_bring
     brought = {canonical(NAMED_OTHERWISE.get(module, module)): extra for module, extra in EXTRA_OF.items()}
     assert [name for name, extra in brought.items() if name not in declared(extra)] == []
     imported = {name for room in EXTRAS for name in third_party(room)} - declared(BASE).keys()
-    assert imported - brought.keys() == {"flash-linear-attention"}, (
+    assert imported - brought.keys() == {"flash-linear-attention", "fa3-fwd"}, (
         "asked for by a setting alone, which says so"
     )
 
@@ -100,7 +101,7 @@ def pinned(file: str) -> dict[str, Version]:
 def requirements() -> dict[str, Requirement]:
     return {
         name: each
-        for extra in (BASE, "embedded", "worker", "gpu", "media")
+        for extra in (BASE, "embedded", "worker", "gpu", "fa3", "media")
         for name, each in declared(extra).items()
     }
 
