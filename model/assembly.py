@@ -11,6 +11,7 @@ import torch
 
 from d3serve.errors import InvalidSettings
 from d3serve.kernels.operations import LinearRule
+from d3serve.kernels.segments import LongAttention
 from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
 from d3serve.model.capacity import MLP_ROWS, MemoryPlan, divide_pools, plan_memory
 from d3serve.model.checkpoint import (
@@ -26,7 +27,15 @@ from d3serve.model.disk_tier import DiskTier, own_folder
 from d3serve.model.host_tier import HostTier
 from d3serve.model.hub import LocatedPackage, locate
 from d3serve.model.package import Package, open_package
-from d3serve.model.placement import Device, Dtype, Quantization, choose_linear_rule, default_dtype, place
+from d3serve.model.placement import (
+    Device,
+    Dtype,
+    Quantization,
+    choose_linear_rule,
+    choose_long_attention,
+    default_dtype,
+    place,
+)
 from d3serve.model.prompt import PromptFormat
 from d3serve.model.random_weights import random_tower, random_weights
 from d3serve.model.remote_format import choose_format
@@ -64,6 +73,7 @@ class LoadOptions(TypedDict, total=False):
         Quantization | None
     )  # `fp8` quantizes plain matrices, as published; `fp8-all` also linear inputs
     linear_rule: LinearRule | None  # whose gated delta rule a GPU runs; None lets the card decide
+    attention: LongAttention | None  # who attends to long states; None takes the fastest that keeps BF16
     pass_tokens: int | None  # token budget of a pass; None means what the device holds
     pass_questions: int | None  # most questions in a pass; None means any number
     trust_remote_code: bool  # let the package's own `d3_format.py` render layouts that we do not know
@@ -83,6 +93,13 @@ class EngineParts:
     pass_questions: int | None = None
 
 
+class Kernels(TypedDict):
+    """Who does what on a GPU, where more than one can."""
+
+    linear_rule: LinearRule
+    long_attention: LongAttention
+
+
 def assemble(model: str, options: LoadOptions) -> EngineParts:
     """Find, open and load a package, and allocate its pools.
 
@@ -98,7 +115,7 @@ def assemble(model: str, options: LoadOptions) -> EngineParts:
     load_format: LoadFormat = options.get("load_format", "safetensors")
     with_code = options.get("trust_remote_code", False)
     device, dtype = place(options.get("device"), options.get("dtype"), quantization)
-    linear_rule = rule_of(options, device, dtype)
+    kernels = kernels_of(options, device, dtype)
     located = locate(model, options.get("revision"), with_code=with_code)
     package = open_package(located.folder, any_layout=with_code)
     if options.get("dtype") is None:
@@ -120,13 +137,13 @@ def assemble(model: str, options: LoadOptions) -> EngineParts:
             tower_bytes=tower_activation_bytes(vision, dtype) if vision else 0,
         )
         pools = Pools.allocate(geometry, rows=plan.rows, slots=plan.slots, device=device, dtype=dtype)
-    rounding = () if linear_rule == "ours" else (linear_rule,)
+    rounding = (str(each) for each in kernels.values() if each != "ours")
     read_as = (str(dtype), load_format, str(quantization), special_tokens, *rounding)
     return EngineParts(
         info=describe(located, package, dtype, device, read_as, ("text", *(vision.kinds if vision else ()))),
         config=package.decision,
         format=prompt_format,
-        backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS, tower=tower, linear_rule=linear_rule),
+        backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS, tower=tower, **kernels),
         cache=make_state_cache(geometry, plan, pools, options),
         plan=plan,
         pass_tokens=options.get("pass_tokens"),
@@ -134,13 +151,15 @@ def assemble(model: str, options: LoadOptions) -> EngineParts:
     )
 
 
-def rule_of(options: LoadOptions, device: torch.device, dtype: torch.dtype) -> LinearRule:
-    """Whose gated delta rule runs; a log says so, since it may be the card that decides."""
+def kernels_of(options: LoadOptions, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """Choose kernels; a log says which, since it may be the card that decides, or what is installed."""
     rule = choose_linear_rule(options.get("linear_rule"), device, dtype)
-    log.info(
-        "linear layers: %s on %s", "flash-linear-attention's rule" if rule == "fla" else "our rule", device
-    )
-    return rule
+    attention = choose_long_attention(options.get("attention"), device, dtype)
+    rules = {"ours": "our rule", "fla": "flash-linear-attention's rule"}
+    readers = {"ours": "cuDNN and ours", "fa3": "FlashAttention-3", "fp8": "FlashAttention-3 in FP8"}
+    log.info("linear layers: %s on %s", rules[rule], device)
+    log.info("long states: %s on %s", readers[attention], device)
+    return {"linear_rule": rule, "long_attention": attention}
 
 
 def tower_of(package: Package, load_format: LoadFormat) -> VisionGeometry | None:

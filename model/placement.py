@@ -9,8 +9,10 @@ import torch
 
 from d3serve.errors import InvalidSettings
 from d3serve.kernels import cards
+from d3serve.kernels.attention_dense import flash3_fault
 from d3serve.kernels.matrix import Float8Matrix
 from d3serve.kernels.operations import LinearRule, linear
+from d3serve.kernels.segments import LongAttention
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
@@ -100,6 +102,28 @@ def choose_linear_rule(asked: LinearRule | None, device: torch.device, dtype: to
     if asked is None and fits and not cards.card(device).is_hopper and find_spec("fla") is not None:
         return "fla"
     return asked or "ours"
+
+
+def choose_long_attention(
+    asked: LongAttention | None, device: torch.device, dtype: torch.dtype
+) -> LongAttention:
+    """Whose attention reads long states; None takes FlashAttention-3's on a Hopper, where it is installed.
+
+    Raises:
+        InvalidSettings: a value is not one that we know, or FlashAttention-3 is asked for and cannot be had.
+    """
+    _require_known("attention", asked, get_args(LongAttention))
+    fits = device.type == "cuda" and dtype == torch.bfloat16 and cards.card(device).is_hopper
+    if asked == "ours" or (asked is None and not fits):
+        return "ours"
+    fault = flash3_fault() if fits else "it runs on a Hopper GPU, in bfloat16: leave it to us here"
+    if fault is None:
+        return asked or "fa3"
+    if asked is None:
+        return "ours"
+    raise InvalidSettings(
+        f"attention is {asked}, which needs FlashAttention-3, but {fault}", field="attention"
+    )
 
 
 def multiplies_float8(device: torch.device, dtype: torch.dtype) -> bool:

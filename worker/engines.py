@@ -159,6 +159,7 @@ def load_engine(settings: Settings) -> Engine:
         load_format=settings.load_format,
         quantization=settings.quantization,
         linear_rule=settings.linear_rule,
+        attention=settings.attention,
         pass_tokens=settings.max_batch_tokens,
         pass_questions=TurnStore.max_batch_questions,
         trust_remote_code=settings.trust_remote_code,

@@ -129,6 +129,11 @@ class Settings(BaseSettings):
         description="Gated delta rule of the linear layers on a GPU: ours, or flash-linear-attention's. Unset: ours on "
         "a Hopper, on which it was tuned; on other GPUs fla's, where it is installed.",
     )
+    attention: Literal["ours", "fa3", "fp8"] | None = Field(
+        default=None,
+        description="Who attends to long states. ours: cuDNN's and our kernel. fa3: FlashAttention-3, on a Hopper. "
+        "fp8: that in FP8, which changes answers. Unset: fa3 where it is installed, else ours.",
+    )
     trust_remote_code: bool = Field(
         default=False,
         description="Let a package's own d3_format.py render prompt layouts that d3serve does not know.",

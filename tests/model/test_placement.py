@@ -7,9 +7,15 @@ from d3serve.errors import InvalidSettings
 from d3serve.kernels import cards
 from d3serve.model import backbone, placement
 from d3serve.model.engine import DecisionEngine
-from d3serve.model.placement import choose_linear_rule, place
+from d3serve.model.placement import choose_linear_rule, choose_long_attention, place
 
-UNKNOWN = {"device": "cuda:1", "dtype": "float16", "quantization": "int8", "linear_rule": "auto"}
+UNKNOWN = {
+    "device": "cuda:1",
+    "dtype": "float16",
+    "quantization": "int8",
+    "linear_rule": "auto",
+    "attention": "fp4",
+}
 GPU = torch.device("cuda")
 
 
@@ -178,3 +184,67 @@ def test_the_rule_that_was_asked_for_reaches_the_layers(tiny_checkpoint, monkeyp
     monkeypatch.undo()
     ours = DecisionEngine.load(str(tiny_checkpoint), device="cpu")
     assert theirs.info.identity != ours.info.identity
+
+
+@pytest.fixture
+def flash3(monkeypatch):
+    """Why FlashAttention-3 cannot run; None where it can."""
+
+    def say(fault):
+        monkeypatch.setattr(placement, "flash3_fault", lambda: fault)
+
+    return say
+
+
+@pytest.mark.parametrize(
+    ("capability", "fault", "dtype", "attention"),
+    [
+        ((9, 0), None, torch.bfloat16, "fa3"),
+        ((9, 0), "fa3-fwd is not installed", torch.bfloat16, "ours"),
+        ((9, 0), None, torch.float32, "ours"),
+        ((10, 0), None, torch.bfloat16, "ours"),
+        ((8, 0), None, torch.bfloat16, "ours"),
+    ],
+)
+def test_long_states_go_to_flash_attention_3_on_a_hopper_where_it_is_installed(
+    capability, fault, dtype, attention, gpu, flash3
+):
+    gpu(capability)
+    flash3(fault)
+    assert choose_long_attention(None, GPU, dtype) == attention
+    assert choose_long_attention("ours", GPU, dtype) == "ours"
+    assert choose_long_attention(None, torch.device("cpu"), dtype) == "ours"
+
+
+@pytest.mark.parametrize("asked", ["fa3", "fp8"])
+def test_what_needs_flash_attention_3_is_refused_where_that_cannot_run(asked, gpu, flash3):
+    gpu((9, 0))
+    flash3(None)
+    assert choose_long_attention(asked, GPU, torch.bfloat16) == asked
+    for where, dtype, words in (
+        (GPU, torch.float32, "on a Hopper GPU, in bfloat16"),
+        (torch.device("cpu"), torch.bfloat16, "on a Hopper GPU, in bfloat16"),
+    ):
+        with pytest.raises(InvalidSettings, match=words) as refused:
+            choose_long_attention(asked, where, dtype)
+        assert refused.value.field == "attention"
+    gpu((10, 0))
+    with pytest.raises(InvalidSettings, match="on a Hopper GPU"):
+        choose_long_attention(asked, GPU, torch.bfloat16)
+    gpu((9, 0))
+    flash3("fa3-fwd is not installed: pip install 'd3serve[fa3]'")
+    with pytest.raises(InvalidSettings, match=rf"^attention is {asked}, which .* 'd3serve\[fa3\]'$"):
+        choose_long_attention(asked, GPU, torch.bfloat16)
+
+
+def test_the_attention_that_was_asked_for_reaches_the_layers_and_the_identity(tiny_checkpoint, monkeypatch):
+    """A state that was read in FP8 is another state: none may be taken for one that was read in BF16."""
+    found = {}
+    for asked in ("ours", "fa3", "fp8"):
+        monkeypatch.setattr("d3serve.model.assembly.choose_long_attention", lambda *options: options[0])
+        engine = DecisionEngine.load(str(tiny_checkpoint), device="cpu", attention=asked)
+        assert engine.backbone.attention_shape(causal=False).long == asked
+        found[asked] = engine.info.identity
+    monkeypatch.undo()
+    assert len(set(found.values())) == 3
+    assert DecisionEngine.load(str(tiny_checkpoint), device="cpu").info.identity == found["ours"]
