@@ -26,6 +26,7 @@ from geometries import GEOMETRY_27B, GEOMETRY_TINY
 from peers import Peer
 
 from d3serve.kernels.matrix import Matrix, StackedMatrix
+from d3serve.kernels.segments import LongAttention
 from d3serve.model.assembly import EngineParts
 from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
 from d3serve.model.capacity import BESIDE_ROWS, BESIDE_SLOTS, LONGEST_PASS, MLP_ROWS, MemoryPlan
@@ -47,6 +48,7 @@ class Bench:
     """One set of weights, the engine and the peer on it, and the measurements."""
 
     tower: VisionTower | None = None  # of a bench whose states show media
+    long_attention: LongAttention = "ours"
 
     def __init__(self, geometry: Geometry, device: torch.device, dtype: torch.dtype) -> None:
         """Draw the weights on the device."""
@@ -81,7 +83,10 @@ class Bench:
         return DecisionEngine(
             EngineParts(
                 info=info, config=config, format=cast("Any", None),
-                backbone=Backbone(g, self.weights, pools, mlp_rows=MLP_ROWS, tower=self.tower), cache=cache,
+                backbone=Backbone(
+                    g, self.weights, pools, mlp_rows=MLP_ROWS, tower=self.tower, long_attention=self.long_attention
+                ),
+                cache=cache,
                 plan=MemoryPlan(rows, slots, LONGEST_PASS),
             )
         )  # fmt: skip
