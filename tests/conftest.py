@@ -18,6 +18,11 @@ from d3serve.up.broker import EmbeddedBroker
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# As many processes as cores run tests then. With threads for every core in each of them, threads that wait for one
+# another spin while those that they wait for have no core.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A shell starts what runs in its background deaf to an interrupt, and whatever that starts inherits it: rightly so for
 # `d3serve`, but tests here interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
