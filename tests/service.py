@@ -3,6 +3,7 @@
 Fixtures, for the conftest.py of each folder that calls the API.
 """
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -169,17 +170,49 @@ def stats(app):
     return app.state.parts.store.stats
 
 
+class PromptServer(uvicorn.Server):
+    """Ends when it is told to: uvicorn looks ten times a second, and waits for streams that nobody will end."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self._loop, self._told = None, asyncio.Event()
+
+    async def main_loop(self):
+        self._loop = asyncio.get_running_loop()
+        if not await self.on_tick(0):
+            await self._told.wait()
+
+    async def shutdown(self, sockets=None):
+        for closing in (*self.servers, *(sockets or ())):
+            closing.close()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        for task in self.server_state.tasks:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - uvicorn's own
+                    await asyncio.sleep(0.002)
+        await self.lifespan.shutdown()
+
+    def end(self):
+        """Of any thread."""
+        self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._told.set)
+
+
 @contextlib.contextmanager
 def _serving(application):
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(application, log_config=None, access_log=False, timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    config = uvicorn.Config(application, log_config=None, access_log=False)
+    server = PromptServer(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.end()
         thread.join()
         listener.close()
 
