@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+import warm
 from rich.console import Console
 
 from d3serve.commands import ask
@@ -85,7 +86,7 @@ def d3serve(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_wrong_usage_is_told_in_one_line(arguments: list[str], env: dict[str, str], words: str) -> None:
-    done = d3serve(*arguments, **env)
+    done = warm.d3serve(*arguments, **env)
     assert done.returncode == 2, done.stderr
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1, "more was said, or something was started first"
@@ -97,7 +98,7 @@ def test_no_process_works_on_a_server_that_may_evict(command: str, tmp_path: Pat
         with redis.Redis.from_url(broker.url) as client:
             client.config_set("maxmemory-policy", "allkeys-lru")
         flags = ["--model", "fake:"] if command == "worker" else []
-        done = d3serve(*command.split(), "--redis-url", broker.url, *flags, D3SERVE_PORT="0")
+        done = warm.d3serve(*command.split(), "--redis-url", broker.url, *flags, D3SERVE_PORT="0")
     assert done.returncode == 2
     assert "would evict waiting jobs" in done.stderr.splitlines()[-1]
 

@@ -1,12 +1,12 @@
 """`d3serve evaluate` as it is run: against a served API with an engine that knows one answer."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 
 import pytest
+import warm
 from making import write_lines
 from typer.testing import CliRunner
 
@@ -30,14 +30,6 @@ def cases(tmp_path, request):
         for n in range(12)
     ]
     return write_lines(tmp_path / "cases.jsonl", lines)
-
-
-def d3serve(*arguments, **options):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("D3SERVE_")}
-    command = [sys.executable, "-m", "d3serve", "evaluate", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=120, env=environment, **options
-    )
 
 
 def evaluated(*arguments):
@@ -143,7 +135,7 @@ def test_a_page_that_cannot_be_written_is_told(cases, service, take_turns):
     ],
 )
 def test_wrong_usage_is_told_in_one_line_before_anything_is_asked(cases, arguments, words):
-    done = d3serve(cases, *arguments)
+    done = warm.d3serve("evaluate", str(cases), *arguments)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert words in line
