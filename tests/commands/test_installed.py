@@ -41,9 +41,7 @@ def with_extras(wheel, tmp_path_factory):
         ("", ["pull", "vllm-sr/d3-turbo"], "worker"),
         ("", ["check", "."], "worker"),
         ("embedded", UP, "worker"),
-        ("embedded", ["demo"], "worker"),
         ("worker", UP, "embedded"),
-        ("worker", ["demo"], "embedded"),
     ],
 )
 def test_a_command_that_lacks_an_extra_says_which(with_extras, tmp_path, extras, arguments, advice):

@@ -150,28 +150,27 @@ def test_kombu_is_told_every_sentinel():
     assert conf.broker_transport_options["master_name"] == "main"
 
 
-SERVICE = (
-    "import sys; from d3serve.wake.celery_app import Waker; from d3serve.settings import Settings;"
-    "Waker(Settings.load())('interactive')"
-)
+SERVICE = """
+import os, sys
+from d3serve.settings import Settings
+from d3serve.wake.celery_app import Waker
+Waker(Settings.load())("interactive")
+left = [name for name in os.environ if name.startswith(("CELERY_", "DJANGO_"))]
+sys.exit(f"a child would have {left}" if left else 0)
+"""
+NOBODYS, NO_MODULE = "redis://127.0.0.1:1/0", "shop.settings"
+OF_OTHER_PROJECTS = {
+    **{f"CELERY_{name}": NOBODYS for name in ("BROKER_URL", "BROKER_READ_URL", "BROKER_WRITE_URL")},
+    **{f"CELERY_{name}": NO_MODULE for name in ("CONFIG_MODULE", "LOADER", "CUSTOM_WORKER_POOL")},
+    "CELERY_RESULT_BACKEND": "shop.results:Backend",
+    "CELERY_TRACE_APP": "1",
+    "CELERY_BENCH": "1",
+    "DJANGO_SETTINGS_MODULE": NO_MODULE,
+}
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        *((name, "redis://127.0.0.1:1/0") for name in ("BROKER_URL", "BROKER_READ_URL", "BROKER_WRITE_URL")),
-        *((name, "shop.settings") for name in ("CONFIG_MODULE", "LOADER", "CUSTOM_WORKER_POOL")),
-        ("RESULT_BACKEND", "shop.results:Backend"),
-        ("TRACE_APP", "1"),
-        ("BENCH", "1"),
-    ],
-)
-def test_a_celery_project_of_the_users_is_not_this_one(settings, tmp_path, variable, value):
-    wakes_in_a_process_with(settings, tmp_path, **{f"CELERY_{variable}": value})
-
-
-def test_a_django_project_of_the_users_is_not_this_one(settings, tmp_path):
-    wakes_in_a_process_with(settings, tmp_path, DJANGO_SETTINGS_MODULE="shop.settings")
+def test_a_celery_or_django_project_of_the_users_is_not_this_one(settings, tmp_path):
+    wakes_in_a_process_with(settings, tmp_path, **OF_OTHER_PROJECTS)
 
 
 def test_a_celery_configuration_beside_the_process_is_not_read(settings, tmp_path):

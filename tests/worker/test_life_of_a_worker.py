@@ -179,15 +179,10 @@ async def test_a_stuck_turn_is_cut_off(service):
     assert (await service.finish(mate)).status == "succeeded"
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {"CELERY_BROKER_URL": "redis://127.0.0.1:1/0", "CELERY_CONFIG_MODULE": "shop.celeryconfig"},
-        {"CELERY_BROKER_READ_URL": "redis://127.0.0.1:1/0", "CELERY_LOADER": "shop.loader"},
-        {"DJANGO_SETTINGS_MODULE": "shop.settings"},
-    ],
-)
-async def test_a_worker_beside_another_celery_project_does_its_own_work(service, environ):
+async def test_a_worker_beside_other_celery_projects_does_its_own_work(service):
+    nobodys = dict.fromkeys(("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL"), "redis://127.0.0.1:1/0")
+    modules = {"CELERY_CONFIG_MODULE": "shop.celeryconfig", "CELERY_LOADER": "shop.loader"}
+    environ = nobodys | modules | {"DJANGO_SETTINGS_MODULE": "shop.settings"}
     worker = service.start_worker(environ=environ)
     await service.ready()
     assert (await service.finish(await service.submit("s"))).status == "succeeded"
