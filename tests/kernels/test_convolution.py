@@ -57,24 +57,27 @@ def new_states(device, slots=3):
 
 
 @pytest.mark.parametrize("state", [*SHORT, 16, 17])
-@pytest.mark.parametrize("question", SHORT)
 @pytest.mark.parametrize("cached", [False, True])
-def test_question_continues_its_state(state, question, cached, weights, device):
-    tensors = projection(state + question, device)
+def test_questions_continue_their_state(state, cached, weights, device):
+    tensors = projection(state + sum(SHORT), device)
     states = new_states(device)
     state_segment = Segment(0, state, 0, final_slot=1)
-    question_segment = Segment(state, question, state, initial_slot=1)
+    starts = [state + sum(SHORT[:i]) for i in range(len(SHORT))]
+    questions = [Segment(s, n, s, initial_slot=1) for s, n in zip(starts, SHORT, strict=True)]
     if cached:
         first = prepare([x[:state] for x in tensors], weights, states, [state_segment])
-        second = prepare([x[state:] for x in tensors], weights, states, [question_segment._replace(start=0)])
+        behind = [question._replace(start=question.start - state) for question in questions]
+        second = prepare([x[state:] for x in tensors], weights, states, behind)
         actual = [torch.cat(pair) for pair in zip(first, second, strict=True)]
     else:
-        actual = prepare(tensors, weights, states, [state_segment, question_segment])
-    assert_same(actual, whole_sequence(*tensors, weights))
+        actual = prepare(tensors, weights, states, [state_segment, *questions])
+    for question in questions:
+        rows = [*range(state), *range(question.start, question.start + question.length)]
+        assert_same([x[rows] for x in actual], whole_sequence(*(x[rows] for x in tensors), weights))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("state", [*SHORT, 16, 17])
+@pytest.mark.parametrize("state", [1, 3, 4, 17])
 def test_a_cached_state_gives_the_bits_of_one_in_the_pass(state, dtype, weights, device):
     """The taps are in FP32 either way: their products are rounded, so sums fused in one path alone would show."""
     count = 20 if device.type == "cuda" else 2  # an interpreter fuses nothing, and takes seconds for each row
