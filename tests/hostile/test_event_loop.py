@@ -29,64 +29,73 @@ def each(**bodies):
     }
 
 
-BODIES = each(
-    blank_level=request(q={"type": "score", "criteria": [" " * 15 * MIB, "much"]}),
-    invisible_level=request(q={"type": "score", "criteria": ["\u200b" * (6 * MIB), "much"]}),
-    accents=raw('"' + "é" * 8 * MIB + '"', "question"),
-    accented_description=request(q={"type": "choice", "criteria": {"a": "é" * 6 * MIB, "b": None}}),
-    accented_criteria=request(q=noul("x", criteria={"true": "é" * 6 * MIB, "false": "e\u0301" * MIB})),
-    marks=request(q={"type": "choice", "criteria": {"a" + "\u0301\u0316" * MIB: None, "b": None}}),
-    keys_of_instructions=request(q=noul({f"k{i}": 0 for i in range(480_000)})),
-    lists_in_questions=request(**{f"q{i}": noul([[] for _ in range(2_000)]) for i in range(250)}),
-    objects_in_instructions=raw("[" + "{}," * 490_000 + "{}]", "question"),
-    lists_in_the_state=raw("[" + "[]," * 130_000 + "[]]"),
-    more_lists_than_may_be=raw("[" + "[]," * 490_000 + "[]]"),
-    deep=raw("[" * 90 + "0" + "]" * 90),
-    deep_many=raw("[" + ",".join(["[" * 80 + "]" * 80] * 1_500) + "]"),
-    too_deep=raw("[" * 8 * MIB),
-    keys_of_the_state=request({f"{i:x}": i for i in range(120_000)}),
-    strings=request([f"{i:x}" for i in range(200_000)]),
-    numbers=raw("[" + ",".join(["9" * 1_200] * 10_000) + "]"),
-    long_number=raw("9" * 8 * MIB),
-    floats=raw("[" + ",".join(["1.0000000000000000000001e-300"] * 200_000) + "]"),
-    escapes=raw('"' + "\\n" * 8 * MIB + '"'),
-    unicode_escapes=raw('"' + "\\u00e9" * 7 * MIB + '"'),
-    surrogate_escapes=raw("[" + '"\\ud83d\\ude00",' * 200_000 + '"x"]'),
-    backslashes=b'{"' + b"\\" * 15 * MIB,
-    questions=request(**{f"q{i}": noul("x") for i in range(60_000)}),
-    long_ids=request(**{"q" * 180_000 + str(i): noul("x") for i in range(250)}),
-    options=request(q={"type": "choice", "criteria": {f"option {i}": None for i in range(120_000)}}),
-    options_255=request(
-        **{
-            f"q{i}": {"type": "choice", "criteria": {f"option {o}": "é" * 100 for o in range(255)}}
-            for i in range(256)
-        }
-    ),
-    metadata=request() | {"job": {"metadata": {f"k{i}": "v" for i in range(120_000)}}},
-    long_metadata=request() | {"job": {"metadata": {"k": "v" * 15 * MIB}}},
-    fields=request() | {f"field {i}": 0 for i in range(120_000)},
-    long_model=request() | {"model": "m" * 15 * MIB},
-    large_state=request("a sentence like any other. " * 40_000),
-    large_json_state=request([{"name": "value", "list": [1, 2.5, None]}] * 40_000),
-    no_json=b"x" * 15 * MIB,
-    spaces=b" " * 15 * MIB,
-)
-OPENAI = each(
-    openai_questions={"model": "jev-latest", "input": "x", "questions": [{"type": "predicate"}] * 120_000},
-    openai_parts={
-        "model": "jev-latest",
-        "input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}] * 60_000}],
-        "questions": [{"type": "predicate", "instructions": "x"}],
-    },
-)
+def bodies():
+    """Some hundred megabytes, made only when they are sent."""
+    return each(
+        blank_level=request(q={"type": "score", "criteria": [" " * 15 * MIB, "much"]}),
+        invisible_level=request(q={"type": "score", "criteria": ["\u200b" * (6 * MIB), "much"]}),
+        accents=raw('"' + "é" * 8 * MIB + '"', "question"),
+        accented_description=request(q={"type": "choice", "criteria": {"a": "é" * 6 * MIB, "b": None}}),
+        accented_criteria=request(q=noul("x", criteria={"true": "é" * 6 * MIB, "false": "e\u0301" * MIB})),
+        marks=request(q={"type": "choice", "criteria": {"a" + "\u0301\u0316" * MIB: None, "b": None}}),
+        keys_of_instructions=request(q=noul({f"k{i}": 0 for i in range(480_000)})),
+        lists_in_questions=request(**{f"q{i}": noul([[] for _ in range(2_000)]) for i in range(250)}),
+        objects_in_instructions=raw("[" + "{}," * 490_000 + "{}]", "question"),
+        lists_in_the_state=raw("[" + "[]," * 130_000 + "[]]"),
+        more_lists_than_may_be=raw("[" + "[]," * 490_000 + "[]]"),
+        deep=raw("[" * 90 + "0" + "]" * 90),
+        deep_many=raw("[" + ",".join(["[" * 80 + "]" * 80] * 1_500) + "]"),
+        too_deep=raw("[" * 8 * MIB),
+        keys_of_the_state=request({f"{i:x}": i for i in range(120_000)}),
+        strings=request([f"{i:x}" for i in range(200_000)]),
+        numbers=raw("[" + ",".join(["9" * 1_200] * 10_000) + "]"),
+        long_number=raw("9" * 8 * MIB),
+        floats=raw("[" + ",".join(["1.0000000000000000000001e-300"] * 200_000) + "]"),
+        escapes=raw('"' + "\\n" * 8 * MIB + '"'),
+        unicode_escapes=raw('"' + "\\u00e9" * 7 * MIB + '"'),
+        surrogate_escapes=raw("[" + '"\\ud83d\\ude00",' * 200_000 + '"x"]'),
+        backslashes=b'{"' + b"\\" * 15 * MIB,
+        questions=request(**{f"q{i}": noul("x") for i in range(60_000)}),
+        long_ids=request(**{"q" * 180_000 + str(i): noul("x") for i in range(250)}),
+        options=request(q={"type": "choice", "criteria": {f"option {i}": None for i in range(120_000)}}),
+        options_255=request(
+            **{
+                f"q{i}": {"type": "choice", "criteria": {f"option {o}": "é" * 100 for o in range(255)}}
+                for i in range(256)
+            }
+        ),
+        metadata=request() | {"job": {"metadata": {f"k{i}": "v" for i in range(120_000)}}},
+        long_metadata=request() | {"job": {"metadata": {"k": "v" * 15 * MIB}}},
+        fields=request() | {f"field {i}": 0 for i in range(120_000)},
+        long_model=request() | {"model": "m" * 15 * MIB},
+        large_state=request("a sentence like any other. " * 40_000),
+        large_json_state=request([{"name": "value", "list": [1, 2.5, None]}] * 40_000),
+        no_json=b"x" * 15 * MIB,
+        spaces=b" " * 15 * MIB,
+    )
+
+
+def openai_bodies():
+    return each(
+        openai_questions={
+            "model": "jev-latest",
+            "input": "x",
+            "questions": [{"type": "predicate"}] * 120_000,
+        },
+        openai_parts={
+            "model": "jev-latest",
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}] * 60_000}],
+            "questions": [{"type": "predicate", "instructions": "x"}],
+        },
+    )
 
 
 @pytest.mark.timeout(600)
 def test_whoever_asks_meanwhile_is_answered_at_once(start_api, probing):
     api = start_api(max_queued_jobs=1_000_000, max_body_bytes=MOST_BYTES)
     held_up, statuses = {}, {}
-    for path, bodies in (("/v1/jobs", BODIES), ("/v1/systemone", {}), ("/v1/decisions", OPENAI)):
-        for name, body in bodies.items():
+    for path, sent in (("/v1/jobs", bodies()), ("/v1/decisions", openai_bodies())):
+        for name, body in sent.items():
             with probing(api, every_s=0.02) as probe:
                 statuses[name], _, text = api.call("POST", path, body, timeout=120, Prefer="respond-async")
             assert statuses[name] in (202, 400, 422), (name, text[:300])
