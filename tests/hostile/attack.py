@@ -29,9 +29,7 @@ class Attack:
     def __init__(self, job: str) -> None:
         self.sent: Counter[str] = Counter()
         self.job = job
-        self.body = odd_bodies.packed(
-            odd_bodies.known(15 * odd_bodies.MIB)["an option of letters that could be composed"]
-        )
+        self.body = odd_bodies.packed(odd_bodies.option_of_letters(15 * odd_bodies.MIB))
 
     async def flood(self, kind, writer, first, block):
         """Send `first`, then `block` for ever."""

@@ -21,12 +21,16 @@ def letters(size):
     return _dumped(request(questions={"q": NOUL | {"criteria": {"yes": "é" * (size // 2)}}}))
 
 
+def option_of_letters(size):
+    """A request with an option of letters that could be composed of others."""
+    return _dumped(request(questions={"q": _choice({"a": "é" * (size // 2), "b": "x"})}))
+
+
 def known(size):
     """What has cost others seconds, with about `size` bytes in it; by name."""
     many, marks = size // 3, "e" + "\u0301" * (size // 2)
     text = {
         "a level of spaces": _score([" " * size, "high"]),
-        "an option of letters that could be composed": _choice({"a": "é" * (size // 2), "b": "x"}),
         "an option of marks": _choice({"a": marks, "b": "x"}),
         "an option's name": _choice({"x" * size: "", "b": ""}),
         "criteria of letters": {"type": "noul", "instructions": "x", "criteria": {"yes": "é" * (size // 2)}},
@@ -37,6 +41,7 @@ def known(size):
     }
     bodies = {name: _dumped(request(questions={"q": question})) for name, question in text.items()}
     return bodies | {
+        "an option of letters that could be composed": option_of_letters(size),
         "lists in the state": _dumped(request(state=[[]] * many)),
         "numbers in the state": _dumped(request(state=[0] * many)),
         "long numbers": b'{"state":[' + b",".join([b"9" * 1_200] * (size // 1_200)) + b"]}",

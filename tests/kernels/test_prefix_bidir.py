@@ -276,7 +276,7 @@ def test_a_question_has_the_same_bits_alone_and_in_any_company(prefix, tile):
     items = make_plan(crowd, q, k_pool, tile=tile).items
     border = torch.tensor(starts)
     assert ((items[:, :1] < border) & (items[:, :1] + items[:, 1:2] > border)).any(), "questions share a tile"
-    for segment in crowd:
+    for segment in crowd[::2]:
         rows = slice(segment.start, segment.start + segment.length)
         alone = [segment._replace(start=2)]
         moved = torch.cat((q[:2], q[rows]))
