@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 DEMO   := .demo
 
+# Three processes for two cores: a quarter of the tests' time is spent waiting for processes, leases and deadlines.
 # OPENBLAS_CORETYPE: without a GPU the kernels' products go through numpy, and so through whatever BLAS fits the
 # machine. This one rounds an element otherwise when its row stands elsewhere, as many do: equal bits must hold with it.
 
@@ -16,7 +17,7 @@ test: $(VENV)/.dev $(if $(T),,lint)  ## lint, types and every test that needs no
 ifdef T
 	$(BIN)/python -m pytest -m "not gpu and not faults and not hostile" $(T)
 else
-	OPENBLAS_CORETYPE=Haswell $(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not faults and not hostile"
+	OPENBLAS_CORETYPE=Haswell $(BIN)/python -m pytest -n 3 --dist worksteal -m "not gpu and not faults and not hostile"
 endif
 
 test-faults: $(VENV)/.dev  ## the long fault injections: real processes killed for real

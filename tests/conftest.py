@@ -18,8 +18,8 @@ from d3serve.up.broker import EmbeddedBroker
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# As many processes as cores run tests then. With threads for every core in each of them, threads that wait for one
-# another spin while those that they wait for have no core.
+# Several processes run tests then. With threads for every core in each of them, threads that wait for one another spin
+# while those that they wait for have no core.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
