@@ -111,7 +111,7 @@ def test_the_trained_network_is_what_the_engine_serves(model, tokenizing, packag
     kept = {name: p for name, p in weights.items() if name.startswith("backbone.") or name == "readout"}
     write_package(tmp_path / "made", checkpoint, kept, model.backbone.g, 1.0, "card")
     engine = DecisionEngine.load(str(tmp_path / "made"))
-    exam = measure.make_exam(packages, "test", 0)
+    exam = measure.make_exam(packages, "test", 0, size=8)
     samples = measure.tokenized(tokenizing, exam)
     probabilities = iter(measure.probabilities(measure.answer(model, samples, rows=4), 1.0))
     causal = measure.probabilities(measure.answer(model, samples, causal=True), 1.0)
