@@ -153,6 +153,14 @@ def test_a_draft_outlasts_a_look_at_another_page(page):
     expect(box(page, "State")).to_have_value("kept")
     page.reload()
     expect(box(page, "State")).to_have_value("kept")
+    page.evaluate("() => { Storage.prototype.setItem = () => { throw new DOMException('full'); }; }")
+    box(page, "State").fill("too large for the tab")
+    page.get_by_role("link", name="Jobs", exact=True).click()
+    expect(page.get_by_role("heading", name="No jobs yet")).to_be_visible()
+    page.get_by_role("link", name="Ask", exact=True).click()
+    expect(box(page, "State")).to_have_value("too large for the tab")
+    page.reload()
+    expect(box(page, "State")).to_have_value("")  # rather than what was there before
 
 
 # --- the same as code ------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import { html, useCallback, useEffect, useState } from "./dom.js";
 import { draftOf, replaceDraft } from "./draft.js";
 import { follow } from "./follow.js";
 import { count, duration, moment, plural } from "./format.js";
-import { Confirm, Copy, Progress, Status, Text, Time, Trouble, useNow } from "./ui.js";
+import { Confirm, Copy, Progress, Status, Text, Time, Trouble } from "./ui.js";
 
 const GONE = 410;
 
@@ -108,7 +108,7 @@ function Actions({ job, act, asked, go }) {
 // --- its life --------------------------------------------------------------------------------------
 
 function Life({ job, passMs }) {
-  const now = useNow(job.done ? 0 : 500);
+  const now = useNow(!job.done);
   const started = job.started_at && job.status !== "queued" ? job.started_at : undefined;
   const waited = (started ?? (job.done ? job.finished_at : now)) - job.created_at;
   const ran = started && (job.done ? job.finished_at : now) - started;
@@ -141,6 +141,16 @@ function Step({ state, title, at, note }) {
     <span class="hint">${at ? html`<time datetime=${new Date(1000 * at).toISOString()}>${moment(at)}</time>` : ""}</span>
     <span class="step-note">${note}</span>
   </li>`;
+}
+
+function useNow(running) {
+  const [now, setNow] = useState(Date.now() / 1000);
+  useEffect(() => {
+    if (!running) return undefined;
+    const timer = setInterval(() => setNow(Date.now() / 1000), 500);
+    return () => clearInterval(timer);
+  }, [running]);
+  return now;
 }
 
 function Failure({ error }) {

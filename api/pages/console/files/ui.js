@@ -24,22 +24,8 @@ export function Text({ value, as = "span", ...rest }) {
 }
 
 export function Time({ at }) {
-  const now = useNow(at ? AGO_EVERY_MS : 0);
   if (!at) return "–";
-  return html`<time datetime=${new Date(1000 * at).toISOString()} title=${moment(at)}>${ago(at, now)}</time>`;
-}
-
-const AGO_EVERY_MS = 15_000;
-
-/** The time in seconds, told again every `everyMs`; 0 never. */
-export function useNow(everyMs) {
-  const [, again] = useState(0);
-  useEffect(() => {
-    if (!everyMs) return undefined;
-    const timer = setInterval(() => again((times) => times + 1), everyMs);
-    return () => clearInterval(timer);
-  }, [everyMs]);
-  return Date.now() / 1000;
+  return html`<time datetime=${new Date(1000 * at).toISOString()} title=${moment(at)}>${ago(at)}</time>`;
 }
 
 const MOST_SHOWN = 20_000; // characters: a browser lays out millions at once, and again with each key that is pressed
