@@ -17,7 +17,7 @@ COPY kernels kernels
 COPY checkpoints checkpoints
 
 FROM base AS api
-RUN pip install -c constraints.txt .
+RUN pip install -c constraints.txt ".[otel]"
 WORKDIR /
 USER 10001:10001
 EXPOSE 8000
@@ -28,9 +28,9 @@ ARG EXTRA=worker
 # Triton compiles small C programs when it meets a GPU.
 RUN if [ "$EXTRA" = gpu ]; then \
       apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
-      && pip install -c constraints-gpu.txt ".[gpu,media]"; \
+      && pip install -c constraints-gpu.txt ".[gpu,media,otel]"; \
     else \
-      pip install -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu ".[$EXTRA,media]"; \
+      pip install -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu ".[$EXTRA,media,otel]"; \
     fi
 ENV HF_HOME=/models TRITON_CACHE_DIR=/tmp/triton
 WORKDIR /

@@ -5,17 +5,18 @@ from collections.abc import AsyncIterator, Callable
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CollectorRegistry
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from d3serve import __version__
+from d3serve import __version__, tracing
 from d3serve.api import routes_count, routes_jobs, routes_pages, routes_service, routes_sync, routes_webhooks
 from d3serve.api.background import Background
 from d3serve.api.budget import BodyBudget
 from d3serve.api.calls import Calls
 from d3serve.api.dependencies import Parts
-from d3serve.api.edge import Edge, HTTPMetrics
+from d3serve.api.edge import QUIET, Edge, HTTPMetrics
 from d3serve.api.intake import Intake
 from d3serve.api.openapi import describe, operation_id
 from d3serve.api.page_guard import refuse_web_pages
@@ -57,6 +58,7 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
         lifespan=lifespan,
         redirect_slashes=False,  # the stock SDK follows no redirect
         generate_unique_id_function=operation_id,
+        telemetry=_telemetry(),
         docs_url=None,  # FastAPI's own pages load scripts from elsewhere; ours are in routes_pages
         redoc_url=None,
     )
@@ -75,6 +77,22 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
     app.mount("/console/files", routes_pages.console_files)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
+
+
+def _telemetry() -> TelemetryConfig:
+    """What FastAPI tells of requests: a span of each but probes, where this process is traced.
+
+    Its metrics would be ours again; its logs and its own set-up from the environment would tell what callers wrote.
+    """
+    return {
+        "tracing": tracing.is_on(),
+        "tracer_provider": tracing.provider(),
+        "metrics": False,
+        "logs": False,
+        "operation_spans": False,
+        "auto_configure": False,
+        "exclude": lambda scope: scope["path"] in QUIET,
+    }
 
 
 @contextlib.asynccontextmanager

@@ -17,6 +17,7 @@ from d3serve.errors import InvalidRequest
 from d3serve.settings import Settings
 from d3serve.store.counting import CountDesk
 from d3serve.store.jobs import JobStore
+from d3serve.tracing import traceparent_here
 from d3serve.webhooks.egress import EgressPolicy
 from d3serve.webhooks.outbox import HookStore
 
@@ -77,7 +78,7 @@ def submit_headers(headers: Headers) -> SubmitHeaders:
         respond_async="respond-async" in (one.lower() for one in preferred),
         wait_s=waits[0] if waits else None,
         idempotency_key=_idempotency_key(headers.get("idempotency-key")),
-        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
+        traceparent=traceparent_here(traceparent if _TRACEPARENT.fullmatch(traceparent) else None),
     )
 
 

@@ -22,7 +22,7 @@ from d3serve.errors import D3ServeError, InternalError, Overloaded, ShuttingDown
 
 log = structlog.get_logger("d3serve.api")
 _USABLE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_QUIET: Final = frozenset({"/healthz", "/readyz", "/metrics"})  # probes: counted, not logged
+QUIET: Final = frozenset({"/healthz", "/readyz", "/metrics"})  # probes: counted, neither logged nor traced
 
 
 class HTTPMetrics:
@@ -72,7 +72,7 @@ class Edge:
         route = getattr(exchange.scope.get("route"), "path", "(none)")
         self.metrics.requests.labels(method if route != "(none)" else "(any)", route, exchange.status).inc()
         self.metrics.seconds.labels(method if route != "(none)" else "(any)", route).observe(seconds)
-        if route not in _QUIET:
+        if route not in QUIET:
             self._log.info(
                 "request", request_id=exchange.request_id, method=method, route=route, status=exchange.status,
                 duration_ms=round(seconds * 1000, 1), key=exchange.scope["state"].get("key_id"),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from d3serve.api.serving import make_server
 from d3serve.logs import configure_logging
 from d3serve.settings import Settings
+from d3serve.tracing import start_tracing
 
 
 def api_main(settings: Settings, listen: Callable[[], socket.socket]) -> None:
@@ -16,5 +17,6 @@ def api_main(settings: Settings, listen: Callable[[], socket.socket]) -> None:
         StartupError: the port is taken.
     """
     configure_logging(settings)
+    start_tracing("api")
     server = make_server(settings)
     server.run(sockets=[listen()])

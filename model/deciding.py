@@ -39,6 +39,9 @@ class Watch:
         del share
         return True
 
+    def ends(self, jobs: Sequence[int]) -> None:
+        """Called after a pass of these jobs, whatever came of it."""
+
     def tries_again(self, jobs: Sequence[int], error: Exception) -> None:
         """A pass of several questions failed: they are asked again in smaller parts, to find the job at fault."""
 
@@ -104,6 +107,7 @@ def decide_by_passes(
             continue
         meter, began = _Meter(watch), time.perf_counter()
         held, error = run_pass(asked, meter)
+        watch.ends(jobs_of(asked[: max(1, held)]))
         if meter.raised:
             raise meter.raised
         seconds = time.perf_counter() - began - meter.others_s

@@ -1,6 +1,7 @@
 """From claimed jobs to tokenized ones: their states opened, their texts tokenized side by side."""
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from d3serve.errors import MaxTokensExceeded, StateLost
 from d3serve.settings import Settings
 from d3serve.store.encode import decode_questions
 from d3serve.store.turns import ClaimedJob, Turn
+from d3serve.worker import traces
 from d3serve.worker.engines import Engine, Prepared
 from d3serve.worker.shown import Opened, OpenState, StateOpener
 
@@ -18,10 +20,17 @@ THREADS = 8
 
 @dataclass(frozen=True)
 class Work:
-    """One claimed job on its way through a turn."""
+    """One claimed job on its way through a turn; `tokenizing` is when that began and ended, by this host's clock."""
 
     job: ClaimedJob
     prepared: Prepared
+    tokenizing: tuple[float, float]
+
+    @property
+    def tokenize_ms(self) -> float:
+        """How long it took to make tokens of its texts."""
+        began, ended = self.tokenizing
+        return (ended - began) * 1000
 
 
 @dataclass(frozen=True)
@@ -76,10 +85,14 @@ class Preparer:
             InvalidMedia: a file that its state shows.
             MaxTokensExceeded: a prompt, or the job as a whole.
         """
+        opened.media()  # decoded first: that is not what is timed
+        began = time.time()
         prepared = self.tokenize(job, opened)
         if (refusal := self.too_large(job, prepared)) is not None:
             raise refusal
-        return Work(job, prepared)
+        work = Work(job, prepared, (began, time.time()))
+        traces.tell_tokenized(job, work.tokenizing, prepared.tokens)
+        return work
 
     def tokenize(self, job: ClaimedJob, opened: OpenState) -> Prepared:
         """As `prepare`, whatever the tokens come to as a whole."""

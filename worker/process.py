@@ -135,6 +135,7 @@ class TurnProcess:
         single job, and ends as it would have if it had come second at the start.
         """
         with self._telling:
+            self._said |= self._busy()  # a long pass counts while it runs
             if self._serves is None:
                 if self._said:
                     self._store.publish(self._said)
@@ -207,6 +208,9 @@ class TurnProcess:
             self._publish(report)
         return bool(report.jobs)
 
+    def _busy(self) -> Told:
+        return {"busy_s": round(self._runner.busy.seconds, 3)} if self._runner else {}
+
     def _publish(self, report: TurnReport) -> None:
         now = report.work_tokens / report.seconds
         self._speed = SPEED_MEMORY * self._speed + (1 - SPEED_MEMORY) * now if self._speed else now
@@ -216,6 +220,7 @@ class TurnProcess:
             "read_tokens_per_s": round(self._reading, 1),
             "cached_states": report.cached_states,
             "cached_bytes": report.cached_bytes,
+            **self._busy(),
             "peak_memory_bytes": peak_bytes(),
             **report.memory,
         }

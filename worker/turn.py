@@ -23,6 +23,7 @@ from d3serve.store.encode import decode_questions
 from d3serve.store.records import Stage
 from d3serve.store.turns import ClaimedJob, FreeMode, Success, Turn, TurnStore
 from d3serve.wake.celery_app import TURN_LIMIT_S, WakeSender
+from d3serve.worker import traces
 from d3serve.worker.ahead import Ahead
 from d3serve.worker.engines import Decided, Engine
 from d3serve.worker.lease import LeaseKeeper
@@ -30,7 +31,7 @@ from d3serve.worker.memory import memory_of
 from d3serve.worker.preparing import OpenTurn, Preparer, Work, is_long
 from d3serve.worker.shown import Opened, OpenState, as_they_are_ready
 from d3serve.worker.stopping import Grace
-from d3serve.worker.watch import PassWatch
+from d3serve.worker.watch import Busy, PassWatch
 from d3serve.worker.yields import LOOK_EVERY_S, OutOfTime, PassEnded, Yields
 
 MAX_ROUNDS = 8  # late joiners may extend a turn so often; then other states have their chance
@@ -67,6 +68,7 @@ class TurnRunner:
         self._settings = settings
         self.preparer = Preparer(engine, settings)
         self._send_wake = send_wake
+        self.busy = Busy()
         self.grace = Grace(settings.stop_grace_s)
         self._ahead = Ahead(self._claim_ahead)
         self._waiting = False  # whether a turn waits while another one passes
@@ -180,6 +182,7 @@ class TurnRunner:
         return claimed
 
     def _open(self, turn: Turn, jobs: Sequence[ClaimedJob]) -> OpenTurn:
+        traces.tell_claimed(jobs)
         return OpenTurn(turn, self.preparer.open(jobs, partial(self._fail, turn)))
 
     def _prepare_all(
@@ -260,6 +263,9 @@ class TurnRunner:
         def let_overtake(ids: Sequence[str]) -> bool:
             return self._let_short_work_overtake(turn, "deciding", ids, report)
 
+        def ended(jobs: Sequence[int], during: traces.Span) -> None:
+            traces.tell_pass([works[number].job for number in jobs], during)
+
         watch = PassWatch(
             self._store,
             keeper,
@@ -268,6 +274,8 @@ class TurnRunner:
             between=lambda: self._let_others_overtake(turn, report),
             let_overtake=let_overtake if overtaken else None,
             last_begins=last_begins,
+            busy=self.busy,
+            ended=ended,
         )
         for finished in self._engine.decisions([work.prepared for work in works], watch):
             if last:
@@ -337,12 +345,16 @@ class TurnRunner:
                 # Without any answer, or where the client wants all or none, the first refusal is the job's.
                 failed.append((work, next(iter(what.failed.values()))))
             else:
-                decided.append((work, Success(work.job.id, self._response(work, what), seconds * 1000)))
+                response = self._response(work, what)
+                decided.append((work, Success(work.job.id, response, seconds * 1000, work.tokenize_ms)))
+        began = time.time()
         accepted = self._store.succeed_all(
             turn.lease, [each for _, each in decided], self._engine.info.identity
         )
         for (work, success), is_ours in zip(decided, accepted, strict=True):
-            self._log(work, "succeeded" if is_ours else "refused", success.response.usage)
+            outcome = "succeeded" if is_ours else "refused"
+            traces.tell_committed(work.job, (began, time.time()), outcome, success.response.usage)
+            self._log(work, outcome, success.response.usage)
             report.jobs += 1
             report.work_tokens += work.prepared.tokens
         for work, error in failed:
@@ -367,9 +379,11 @@ class TurnRunner:
             what = "the worker ran out of memory" if isinstance(error, MemoryError) else "the worker failed"
             error = InternalError(f"{what} on this job")
         told = JobError(code=error.code, message=error.message, retryable=error.retryable, field=error.field)
+        began = time.time()
         accepted = self._store.fail(turn.lease, job.id, told)
-        log.info("job.done", job_id=job.id, status="failed" if accepted else "refused", code=error.code,
-                 attempt=job.attempt)  # fmt: skip
+        outcome = "failed" if accepted else "refused"
+        traces.tell_committed(job, (began, time.time()), outcome, code=error.code)
+        log.info("job.done", job_id=job.id, status=outcome, code=error.code, attempt=job.attempt)
 
     def _log(self, work: Work, status: str, usage: Usage) -> None:
         log.info(

@@ -1,5 +1,6 @@
 """What a worker does before each pass of a turn, and between the steps of a long one."""
 
+import time
 from collections.abc import Callable, Collection, Sequence
 
 import structlog
@@ -13,6 +14,22 @@ from d3serve.worker.yields import NobodyWaits, OutOfTime, Yields
 log = structlog.get_logger(__name__)
 
 
+class Busy:
+    """Seconds that passes have taken, without what ran between their steps; never less than before."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._since = 0.0
+
+    def begins(self) -> None:
+        """A pass begins, or goes on."""
+        self._since = time.monotonic()
+
+    def pauses(self) -> None:
+        """It ends, or lets others run."""
+        self.seconds += time.monotonic() - self._since
+
+
 class PassWatch(Watch):
     """Notes in the job table which jobs a pass is for and how far it is, and asks it which are still wanted.
 
@@ -24,6 +41,8 @@ class PassWatch(Watch):
         let_overtake: between two steps, with the ids of the pass: run a short turn, if there is one; whether there was.
             None: nobody is let past.
         last_begins: called with the jobs of the last pass before it begins, if it is the only one of each of them.
+        busy: counts the seconds of passes.
+        ended: called with the jobs of each pass, and when it began and ended.
     """
 
     def __init__(
@@ -36,9 +55,12 @@ class PassWatch(Watch):
         between: Callable[[], object],
         let_overtake: Callable[[Sequence[str]], bool] | None,
         last_begins: Callable[[Sequence[int]], object],
+        busy: Busy,
+        ended: Callable[[Sequence[int], tuple[float, float]], object],
     ) -> None:
         self._store, self._keeper, self._grace, self._ids = store, keeper, grace, ids
         self._between, self._let_overtake, self._last_begins = between, let_overtake, last_begins
+        self._busy, self._ended, self._pass_began = busy, ended, 0.0
         self._begun = set[int]()
         self._yields: Yields | None = None
 
@@ -61,7 +83,14 @@ class PassWatch(Watch):
         self._yields = self._between_steps([self._ids[job] for job in found], (done, part))
         if whole and len(self._begun) == len(self._ids):
             self._last_begins(found)
+        self._pass_began = time.time()
+        self._busy.begins()
         return found
+
+    def ends(self, jobs: Sequence[int]) -> None:
+        """Count the pass's time, and tell of it."""
+        self._busy.pauses()
+        self._ended(jobs, (self._pass_began, time.time()))
 
     def goes_on(self, share: float) -> bool:
         """Do what is due between two steps.
@@ -69,11 +98,14 @@ class PassWatch(Watch):
         Raises:
             OutOfTime: this process is to end before the pass.
         """
+        self._busy.pauses()
         try:
             if self._yields is not None:
                 self._yields(share)
         except NobodyWaits:
             return False
+        finally:
+            self._busy.begins()
         return True
 
     def tries_again(self, jobs: Sequence[int], error: Exception) -> None:

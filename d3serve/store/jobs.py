@@ -29,6 +29,7 @@ from d3serve.store.memory import MemoryGuard
 from d3serve.store.records import JobRecord, Progress, QueueStats, RecordPage, Submitted, WorkerInfo, summary
 from d3serve.store.states import LargeStates
 from d3serve.store.table import AsyncTable
+from d3serve.store.tally import Tally
 from d3serve.store.waiters import REREAD_S, Dispatcher
 
 IDEMPOTENCY_TTL_S = 86_400  # longer than any client goes on trying
@@ -98,9 +99,8 @@ class JobStore:
         """Write the job, its place in its state group and its idempotency record in one step.
 
         `request.model` must be the served name, aliases resolved; with `revision`, only a worker that serves that
-        one answers. `fingerprint` identifies the body for
-        the idempotency check; the record lives for `idempotency_ttl_s`, by default a day.
-        The lane is `request.job.lane`, else chosen from an estimate of the length.
+        one answers. `fingerprint` identifies the body for the idempotency check; the record lives for
+        `idempotency_ttl_s`, by default a day. The lane is `request.job.lane`, else chosen by an estimate of its length.
 
         Raises:
             IdempotencyKeyReused: the key came before with another fingerprint; `details["job_id"]` says for which job.
@@ -322,6 +322,10 @@ class JobStore:
     async def stats(self) -> QueueStats:
         """Tell depth, age and speed of the queue."""
         return await self._census.stats()
+
+    async def tally(self) -> Tally:
+        """Tell what all processes have counted, and how long things took."""
+        return await self._census.tally()
 
     async def waiting_of(self, tenant: str) -> dict[Lane, dict[str, int]]:
         """Tell what of a tenant's jobs waits, lane by lane: `queued_jobs` and `queued_tokens`."""

@@ -11,7 +11,7 @@ KeyName = Literal[
     "st", "need", "grp", "pend", "own", "warm",
     "queued", "line", "load", "waiting", "ready", "share", "ring", "pace", "wake", "mq", "idle", "call",
     "lease", "leasejobs", "leasegrps", "leases", "deadlines",
-    "worker", "workers", "finished", "work", "hooks_due", "outbox", "outboxes",
+    "worker", "workers", "finished", "work", "tally", "hooks_due", "outbox", "outboxes",
     "delivery", "told", "events", "hooks_open", "hooks_of", "hook_secret", "endpoints", "folder", "done",
     "count", "counts", "counted",
 ]  # fmt: skip
@@ -95,6 +95,8 @@ TABLE: dict[KeyName, Key] = {
     "finished": Key("finished", "hash", "how many jobs ever ended, by status", "-", "finish", "API"),
     "work": Key("work", "hash", "tokens that answered jobs asked for, those read, and their states", "-", "commit",
                 "API"),
+    "tally": Key("tally", "hash", "attempts, reaped leases, and times by kind, label and power of two",
+                 "-", "claim more free commit reap delete, webhook sender", "API (metrics)"),
     "events": Key("events:", "string", "how many webhook events of job <id> there are, so that DELETE finds them",
                   "7 days", "finish", "delete"),
     "delivery": Key("delivery:", "hash", "webhook delivery <id>: its line of the log", "7 days once it is settled",

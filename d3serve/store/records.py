@@ -190,7 +190,8 @@ class WorkerInfo:
     `cached_states` is how many states it need not read again, `peak_memory_bytes` the most host memory that the process
     of its model has held; None until it has run a turn. `cached_bytes` is what its cached states take of the device, of
     `cache_size_bytes` there. `memory_bytes` is what is in use of its GPU, of `memory_total_bytes`, or what the process
-    of its model holds, where there is no GPU and no total.
+    of its model holds, where there is no GPU and no total. `busy_s` is how long its passes have taken since its process
+    began.
     """
 
     id: str
@@ -208,6 +209,7 @@ class WorkerInfo:
     cache_size_bytes: int | None = None
     memory_bytes: int | None = None
     memory_total_bytes: int | None = None
+    busy_s: float = 0.0
 
     @classmethod
     def from_hash(cls, worker_id: str, row: Mapping[str, str]) -> Self:
@@ -229,4 +231,5 @@ class WorkerInfo:
             cache_size_bytes=_number(row, "cache_size_bytes"),
             memory_bytes=_number(row, "memory_bytes"),
             memory_total_bytes=_number(row, "memory_total_bytes"),
+            busy_s=float(row.get("busy_s", 0)),
         )

@@ -1,6 +1,7 @@
 """The job table as a worker sees it (sync): claim a turn, take late joiners, renew, commit, free, reap."""
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Self
@@ -50,15 +51,19 @@ class ClaimedJob:
     partial: bool
     asked_lane: str
     created_ms: int
+    lane: str = "interactive"
+    traceparent: str | None = None  # of its submission, where it is traced
+    claiming: tuple[float, float] = (0.0, 0.0)  # when its claim was sent and answered, by this host's clock
 
 
 @dataclass(frozen=True)
 class Success:
-    """A job's answers, and the milliseconds of the passes that found them."""
+    """A job's answers, and the milliseconds of the passes that found them and of what made tokens of its texts."""
 
     job_id: str
     response: DecisionResponse
     pass_ms: float | None
+    tokenize_ms: float | None = None
 
 
 @dataclass
@@ -151,6 +156,7 @@ class TurnStore:
         settings, lease = self._settings, secrets.token_hex(8)
         lanes = [lane for lane in settings.lanes if not beside or lane == "interactive"]
         most = settings.max_batch_tokens if max_tokens is None else min(max_tokens, settings.max_batch_tokens)
+        began = time.time()
         known, *found = self._table.run(
             "claim", lease, self.worker, pid, self._lease_ms, most, self.max_batch_questions, MAX_GROUPS,
             FAIRNESS_MS, OFFLINE_PATIENCE_MS, self.serves, self.revision, beside, int(ahead), *lanes,
@@ -158,13 +164,13 @@ class TurnStore:
         if not known:
             return Turn(lease, [], known=False)
         wakes, *groups = found
-        return Turn(lease, self._jobs_of(groups), wakes)
+        return Turn(lease, self._jobs_of(groups, began), wakes)
 
     def more(self, lease: str) -> list[ClaimedJob]:
         """Take jobs that joined the turn's groups since it began."""
-        settings = self._settings
+        settings, began = self._settings, time.time()
         groups = self._table.run("more", lease, settings.max_batch_tokens, self.max_batch_questions)
-        return self._jobs_of(groups)
+        return self._jobs_of(groups, began)
 
     def renew(self, lease: str) -> bool:
         """Keep the lease; False when it has ended and every commit will be refused."""
@@ -198,7 +204,7 @@ class TurnStore:
             (
                 lease, each.job_id, "succeeded", each.response.model_dump_json(),
                 each.response.usage.model_dump_json(), len(each.response.answers),
-                "" if each.pass_ms is None else round(each.pass_ms, 1), identity, "", room,
+                _tenths(each.pass_ms), identity, "", room, _tenths(each.tokenize_ms),
             )
             for each in successes
         ]  # fmt: skip
@@ -307,18 +313,25 @@ class TurnStore:
             log.error("state.lost", file=kept, reason=error.message)
             return None
 
-    def _jobs_of(self, groups: Sequence[tuple[str, str | None, list[list[str]]]]) -> list[ClaimedJob]:
+    def _jobs_of(
+        self, groups: Sequence[tuple[str, str | None, list[list[str]]]], began: float
+    ) -> list[ClaimedJob]:
         """The jobs that a script has handed out, with the state of each group."""
+        claiming = began, time.time()
         return [
             ClaimedJob(
                 id=job_id, group=group, tenant=tenant, model=model, attempt=int(attempt), state=state,
                 questions=questions, partial=on_error == "partial", asked_lane=asked_lane or "",
-                created_ms=int(created),
+                created_ms=int(created), lane=lane, traceparent=traceparent or None, claiming=claiming,
             )
             for group, kept, jobs in groups
             for state in [self._state(kept)]
-            for job_id, questions, tenant, model, attempt, on_error, asked_lane, created in jobs
+            for job_id, questions, tenant, model, attempt, on_error, asked_lane, created, lane, traceparent in jobs
         ]  # fmt: skip
+
+
+def _tenths(ms: float | None) -> Argument:
+    return "" if ms is None else round(ms, 1)
 
 
 def _pairs(fields: Mapping[str, Argument]) -> list[Argument]:

@@ -6,6 +6,7 @@ import signal
 from d3serve.logs import configure_logging
 from d3serve.settings import Settings
 from d3serve.store.connect import check_server
+from d3serve.tracing import start_tracing
 from d3serve.webhooks.egress import EgressPolicy
 from d3serve.webhooks.outbound import Outbound
 from d3serve.webhooks.outbox import HookStore
@@ -21,6 +22,7 @@ def webhooks_main(settings: Settings) -> int:
         BrokerUnavailable: Redis does not answer, or may evict keys.
     """
     configure_logging(settings, process="webhooks")
+    start_tracing("webhooks")
     check_server(settings)
     asyncio.run(_main(settings))
     return 0

@@ -18,6 +18,7 @@ from typing import Final
 import structlog
 
 from d3serve.errors import NotFound, StorageUnavailable
+from d3serve.tracing import Attributes, telling
 from d3serve.webhooks.egress import destination
 from d3serve.webhooks.names import TryLater
 from d3serve.webhooks.outbound import Outbound, Reply, SendFailed
@@ -171,14 +172,18 @@ class Sender:
             "User-Agent": "d3serve-webhooks",
             **signature_headers(delivery.id, int(at), body, signing_secrets),
         }
-        if delivery.traceparent is not None:
-            headers["traceparent"] = delivery.traceparent
         began, reply, error = time.monotonic(), None, None
-        try:
-            reply = await self._outbound.post(delivery.tenant, delivery.url, headers, body)
-            error = None if 200 <= reply.status < 300 else f"the receiver answered {reply.status}"
-        except SendFailed as failure:
-            error = str(failure)
+        about: Attributes = {"d3serve.job_id": delivery.job_id, "d3serve.try": len(delivery.tries) + 1}
+        with telling("webhook", delivery.traceparent, about, kind="client") as told:
+            if told.traceparent is not None:
+                headers["traceparent"] = told.traceparent
+            try:
+                reply = await self._outbound.post(delivery.tenant, delivery.url, headers, body)
+                told.attributes["http.response.status_code"] = reply.status
+                error = None if 200 <= reply.status < 300 else f"the receiver answered {reply.status}"
+            except SendFailed as failure:
+                error = str(failure)
+            told.error = None if error is None else str(reply.status if reply else "send_failed")
         duration_ms = round((time.monotonic() - began) * 1000)
         return Try(at, reply.status if reply else None, error, duration_ms), reply
 

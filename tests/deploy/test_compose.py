@@ -89,9 +89,9 @@ def test_images_have_full_versions_and_tested_packages():
     assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${PYTHON_IMAGE}", "base", "base"]
     installs = re.findall(r"pip install -c (\S+).* \"?\.(\[\S+\])?", DOCKERFILE)
     assert installs == [
-        ("constraints.txt", ""),
-        ("constraints-gpu.txt", "[gpu,media]"),
-        ("constraints.txt", "[$EXTRA,media]"),
+        ("constraints.txt", "[otel]"),
+        ("constraints-gpu.txt", "[gpu,media,otel]"),
+        ("constraints.txt", "[$EXTRA,media,otel]"),
     ]
     assert DOCKERFILE.count("pip install") == 3
 

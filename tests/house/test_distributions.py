@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BASE = "base"
 # What an installation with this room in use has, beside the base.
 EXTRAS: dict[str, set[str]] = {
-    "d3serve": {"embedded", "eval"},
+    "d3serve": {"embedded", "eval", "otel"},
     "api": set(),
     "worker": {"worker", "media"},
     "model": {"worker"},
@@ -28,6 +28,7 @@ NAMED_OTHERWISE = {
     "sklearn": "scikit-learn",
     "fla": "flash-linear-attention",
     "fa3_fwd_interface": "fa3-fwd",
+    "opentelemetry": "opentelemetry-api",  # the SDK and the exporter put themselves below it
 }  # module -> distribution
 BOUNDED = {
     "billiard", "celery", "kombu", "pillow", "av", "redis", "starlette", "tokenizers", "torch", "transformers",

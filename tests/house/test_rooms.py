@@ -12,12 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BESIDE = ("api", "worker", "model", "kernels")
-# evaluation and its four: to errors, schemas and text, and from the commands
-MOST_ROOMS, MOST_ARROWS = 20, 72
+# evaluation and its four: to errors, schemas and text, and from the commands. tracing and its three: one trace leads
+# through API, worker and webhook sender.
+MOST_ROOMS, MOST_ARROWS = 21, 75
 
 # From the ground up: a room may import from those on lower floors that its row names, and from no other.
 FLOORS: tuple[dict[str, set[str]], ...] = (
-    {"": set(), "errors": set(), "kernels": set()},  # "": the version, in d3serve/__init__.py
+    {"": set(), "errors": set(), "kernels": set(), "tracing": set()},  # "": the version, in d3serve/__init__.py
     {"text": {"errors"}, "media": {"errors"}},
     {"schemas": {"text"}, "settings": {"errors", "text"}},
     {
@@ -29,14 +30,15 @@ FLOORS: tuple[dict[str, set[str]], ...] = (
     {"store": {"errors", "media", "schemas", "settings"}},
     {
         "wake": {"errors", "schemas", "settings", "store"},
-        "webhooks": {"errors", "logs", "schemas", "settings", "store"},
+        "webhooks": {"errors", "logs", "schemas", "settings", "store", "tracing"},
         "up": {"api_keys", "errors", "logs", "settings", "store"},
     },
     {
         "client": {"errors", "text", "webhooks"},
-        "worker": {"errors", "logs", "media", "model", "schemas", "settings", "store", "wake"},
+        "worker": {"errors", "logs", "media", "model", "schemas", "settings", "store", "tracing", "wake"},
         "api": {
-            "", "api_keys", "errors", "logs", "media", "schemas", "settings", "store", "text", "wake", "webhooks",
+            "", "api_keys", "errors", "logs", "media", "schemas", "settings", "store", "text", "tracing", "wake",
+            "webhooks",
         },
     },
     {

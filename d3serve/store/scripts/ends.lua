@@ -1,5 +1,20 @@
 -- How jobs and leases end: only for scripts that end them. Comes after lib.lua, before events.lua.
 
+-- What /metrics tells of the whole queue since it was made; `tally.py` reads it.
+local function tally(what, count)
+  redis.call('HINCRBY', K('tally'), what, count or 1)
+end
+
+-- Counts a time by the power of two milliseconds that it does not exceed: no table of bounds, and no two of them to keep
+-- in step. A clock that was set back makes it no less than nothing.
+local function observe(what, label, ms)
+  local time, last = math.max(0, ms), 29
+  local share, power = math.frexp(time)
+  local place = math.min(last, math.max(0, share == 0.5 and power - 1 or power))
+  tally(what .. ':' .. label .. ':' .. place)
+  tally(what .. ':' .. label .. ':us', int(time * 1000))
+end
+
 -- The state lives as long as the last job that may still read it; `till` nil: this job never will.
 -- Jobs that no longer may are dropped here: the key of a state that is always wanted never expires as a whole.
 local function release_state(group, id, tenant, till)
@@ -85,6 +100,7 @@ local function take(id, lease, worker, now)
     'stage', 'preparing', 'questions_done', '0')
   redis.call('HDEL', job, 'fraction', 'eta_s')
   redis.call('HINCRBY', job, 'attempt', 1)
+  tally('attempts:begun')
   redis.call('SADD', K('leasejobs', lease), id)
   if timeout > 0 then
     redis.call('ZADD', K('deadlines'), int(now + timeout), id)
@@ -98,8 +114,9 @@ local function handed(group, ids)
   for _, id in ipairs(ids) do
     local body, tenant = redis.call('GET', K('body', id)), redis.call('HGET', K('job', id), 'tenant')
     if body and tenant then
-      local rest = redis.call('HMGET', K('job', id), 'model', 'attempt', 'on_error', 'asked_lane', 'created')
-      jobs[#jobs + 1] = {id, body, tenant, unpack(rest, 1, 5)}
+      local rest = redis.call('HMGET', K('job', id), 'model', 'attempt', 'on_error', 'asked_lane', 'created', 'lane',
+        'traceparent')
+      jobs[#jobs + 1] = {id, body, tenant, unpack(rest, 1, 7)}
     end
   end
   return {group, redis.call('GET', K('st', group)), jobs}
@@ -109,6 +126,7 @@ local function return_job(id, lost, now)
   local j = read(id, 'losses', 'max_attempts', 'deadline')
   local job = K('job', id)
   redis.call('ZREM', K('deadlines'), id)
+  tally(lost and 'attempts:lost' or 'attempts:returned')
   if lost then
     local losses = redis.call('HINCRBY', job, 'losses', 1)
     if losses >= tonumber(j.max_attempts) then

@@ -53,6 +53,7 @@ end
 local function close_delivery(id, state)
   local row = K('delivery', id)
   local tenant, created = unpack(redis.call('HMGET', row, 'tenant', 'created'))
+  observe('webhook', state, now_ms() - created)
   redis.call('HSET', row, 'state', state)
   redis.call('HDEL', row, 'due')
   redis.call('PEXPIRE', row, KEEP_MS)

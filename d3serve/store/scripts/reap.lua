@@ -20,6 +20,7 @@ for i = 1, #leases, 2 do
 end
 for _, lease in ipairs(redis.call('ZRANGEBYSCORE', K('leases'), '-inf', int(now), 'LIMIT', 0, LIMIT)) do
   local back, dead, lanes = free_lease(lease, true, now)
+  tally('leases:reaped')
   freed, ended = freed + 1, ended + math.max(dead, 0)
   for _, lane in ipairs(lanes) do
     wake(lane)

@@ -1,0 +1,169 @@
+"""Traces by OpenTelemetry: off unless its standard variables name a collector and the extra `otel` is installed.
+
+A span carries ids, numbers and our own words, never what a client wrote: so exceptions are told by their code alone.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Literal
+
+import structlog
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+OFF: Final = {"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "none"}
+Attributes = dict[str, str | int | float | bool]
+Kind = Literal["internal", "consumer", "client"]
+
+_W3C: Final = TraceContextTextMapPropagator()
+_provider: list["TracerProvider"] = []  # one where this process is traced
+
+log = structlog.get_logger(__name__)
+
+
+def start_tracing(process: str) -> None:
+    """Send this process's spans to the collector that the environment names, if it names one.
+
+    Without the extra it says so in the log, and goes on untraced: who watches must not stop what is watched.
+    """
+    told = {name: os.environ.get(name, "").strip() for name in (*ENDPOINTS, *OFF)}
+    switched_off = any(told[name].lower() == value for name, value in OFF.items())
+    if _provider or switched_off or not any(told[name] for name in ENDPOINTS):
+        return
+    try:
+        from d3serve.tracing.export import make_provider  # noqa: PLC0415 # the extra
+
+        _provider.append(make_provider(process))
+    except ModuleNotFoundError as error:
+        log.warning("traces.off", missing=error.name, need="pip install 'd3serve[otel]'")
+
+
+def is_on() -> bool:
+    """Whether this process is traced."""
+    return bool(_provider)
+
+
+def provider() -> "TracerProvider | None":
+    """What makes this process's spans, or None where it is not traced."""
+    return _provider[0] if _provider else None
+
+
+def stop_tracing() -> None:
+    """Send what has not been sent; for a process whose end runs no exit handlers."""
+    while _provider:
+        _provider.pop().shutdown()
+
+
+def tell(
+    name: str,
+    parent: str | None,
+    during: tuple[float, float],
+    attributes: Attributes,
+    *,
+    kind: Kind = "internal",
+    links: Sequence[str | None] = (),
+    error: str | None = None,
+) -> str | None:
+    """Tell of something that is over, in the trace of `parent`; the `traceparent` of what was told.
+
+    None, and nothing is told, where `parent` is: it would be a trace of its own.
+
+    Args:
+        name: what happened, the same for all jobs.
+        parent: a `traceparent`.
+        during: when it began and ended, in seconds since the epoch.
+        attributes: no text of a client's.
+        kind: OpenTelemetry's.
+        links: the `traceparent` of each span that it belongs to beside its parent.
+        error: the code of what went wrong.
+    """
+    if not _provider or parent is None:
+        return None
+    began, ended = during
+    span = _span(name, parent, attributes, kind, links, began)
+    _mark(span, error)
+    span.end(_ns(max(began, ended)))
+    return _traceparent(span)
+
+
+@contextmanager
+def telling(name: str, parent: str | None, attributes: Attributes, *, kind: Kind) -> Iterator["Telling"]:
+    """Tell of what happens within the block, as `tell`; untraced, `parent` is what it hands on."""
+    if not _provider or parent is None:
+        yield Telling(parent)
+        return
+    span = _span(name, parent, attributes, kind)
+    told = Telling(_traceparent(span))
+    try:
+        yield told
+    finally:
+        span.set_attributes(told.attributes)
+        _mark(span, told.error)
+        span.end()
+
+
+class Telling:
+    """What is known of a span only at its end; `traceparent` is for whoever is called meanwhile."""
+
+    def __init__(self, traceparent: str | None) -> None:
+        self.traceparent = traceparent
+        self.attributes: Attributes = {}
+        self.error: str | None = None
+
+
+def traceparent_here(sent: str | None) -> str | None:
+    """The `traceparent` of the span that this request is in; where it is in none, what its caller sent."""
+    span = trace.get_current_span() if _provider else trace.INVALID_SPAN
+    return _traceparent(span) or sent
+
+
+def _span(
+    name: str,
+    parent: str,
+    attributes: Mapping[str, str | int | float | bool],
+    kind: Kind,
+    links: Sequence[str | None] = (),
+    began: float | None = None,
+) -> trace.Span:
+    return (
+        _provider[0]
+        .get_tracer("d3serve")
+        .start_span(
+            name,
+            context=_context(parent),
+            kind=trace.SpanKind[kind.upper()],
+            attributes=attributes,
+            links=[trace.Link(_place(each)) for each in links if each],
+            start_time=None if began is None else _ns(began),
+        )
+    )
+
+
+def _mark(span: trace.Span, error: str | None) -> None:
+    if error is not None:
+        span.set_attribute("error.type", error)
+        span.set_status(trace.StatusCode.ERROR)
+
+
+def _context(traceparent: str) -> Context:
+    return _W3C.extract({"traceparent": traceparent}, Context())
+
+
+def _place(traceparent: str) -> trace.SpanContext:
+    return trace.get_current_span(_context(traceparent)).get_span_context()
+
+
+def _traceparent(span: trace.Span) -> str | None:
+    carrier = dict[str, str]()
+    _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
+    return carrier.get("traceparent")
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)
