@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from d3serve.store.records import QueueStats, WorkerInfo
-from d3serve.store.tally import Tally, Times
+from d3serve.store.tally import Counted, Times
 
 OF_LANES: Final = (
     ("queued_jobs", "Jobs that wait."),
@@ -42,10 +42,10 @@ OF_WORKERS: Final = (
 NAMED: Final = {"busy_s": "busy_seconds"}  # where an attribute's name is no metric's
 
 
-class Figures(Collector):
+class QueueMetrics(Collector):
     """One look at everything; no names of tenants, models or jobs."""
 
-    def __init__(self, stats: QueueStats, tally: Tally, workers: Sequence[WorkerInfo]) -> None:
+    def __init__(self, stats: QueueStats, tally: Counted, workers: Sequence[WorkerInfo]) -> None:
         self._stats, self._tally, self._workers = stats, tally, workers
 
     def collect(self) -> Iterable[Metric]:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from d3serve.api.auth import Admin, Reader
 from d3serve.api.dependencies import TheParts
-from d3serve.api.metrics import Figures
+from d3serve.api.metrics import QueueMetrics
 from d3serve.api.openapi import PROBLEMS
 from d3serve.api.resources import JSON, models_resource, queue_resource, workers_resource
 from d3serve.api.response_models import Liveness, ModelList, OwnQueue, Readiness, WholeQueue, WorkerList
@@ -70,7 +70,7 @@ async def readyz(parts: TheParts) -> Readiness:
 async def metrics(request: Request, parts: TheParts, _caller: Admin) -> Response:
     """Prometheus text: HTTP counts of all API processes of this host, queue, workers and times as Redis has them."""
     registry, store = CollectorRegistry(), parts.store
-    registry.register(Figures(await store.stats(), await store.tally(), await store.workers()))
+    registry.register(QueueMetrics(await store.stats(), await store.tally(), await store.workers()))
     text = generate_latest(_http_counts(request)) + generate_latest(registry)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 

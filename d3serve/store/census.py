@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from d3serve.schemas import Lane, ModelInfo
 from d3serve.store.records import LaneStats, QueuePosition, QueueStats, WorkerInfo
 from d3serve.store.table import AsyncTable
-from d3serve.store.tally import Tally
+from d3serve.store.tally import Counted
 
 LANES: tuple[Lane, ...] = ("interactive", "offline")
 SPEED_AGE_S = 1.0
@@ -145,7 +145,7 @@ class Census:
             work={name: int(count) for name, count in work.items()},
         )
 
-    async def tally(self) -> Tally:
+    async def tally(self) -> Counted:
         """What all processes have counted together, and the webhook events that wait."""
         async with self._table.pipeline() as pipe:
             pipe.hgetall(self._key("tally"))
@@ -156,7 +156,7 @@ class Census:
                 pipe.zcard(self._key("outbox", tenant))
             pending = sum(await pipe.execute())
         late_s = await self._table.now_us() / 1e6 - outboxes[0][1] / 1000 if outboxes else 0.0
-        return Tally.of(counted, pending, max(0.0, late_s))
+        return Counted.of(counted, pending, max(0.0, late_s))
 
     async def _lane(self, lane: Lane, now_ms: int) -> LaneStats:
         async with self._table.pipeline() as pipe:

@@ -29,7 +29,7 @@ from d3serve.store.memory import MemoryGuard
 from d3serve.store.records import JobRecord, Progress, QueueStats, RecordPage, Submitted, WorkerInfo, summary
 from d3serve.store.states import LargeStates
 from d3serve.store.table import AsyncTable
-from d3serve.store.tally import Tally
+from d3serve.store.tally import Counted
 from d3serve.store.waiters import REREAD_S, Dispatcher
 
 IDEMPOTENCY_TTL_S = 86_400  # longer than any client goes on trying
@@ -323,7 +323,7 @@ class JobStore:
         """Tell depth, age and speed of the queue."""
         return await self._census.stats()
 
-    async def tally(self) -> Tally:
+    async def tally(self) -> Counted:
         """Tell what all processes have counted, and how long things took."""
         return await self._census.tally()
 

@@ -25,7 +25,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Tally:
+class Counted:
     """`counts` by kind and label; `times` by what took them and label.
 
     `webhooks_late_s` is for how long the webhook event that is due first has been due.

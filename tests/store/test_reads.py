@@ -116,6 +116,7 @@ class TestReading:
             "pace",
             "kept",
             "holds",
+            "tally",
         }
         names = {name.removeprefix(table.key("job")[:-4]).split(":")[0] for name in table.redis.keys("*")}
         assert names <= kept
