@@ -1,5 +1,6 @@
 """The HTTP application: `create_app(settings)` puts the routes, the parts and the error body together."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
@@ -48,8 +49,11 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with _running(settings, keys, egress, open_store) as app.state.parts:
-            yield
+        try:
+            async with _running(settings, keys, egress, open_store) as app.state.parts:
+                yield
+        finally:
+            await asyncio.to_thread(tracing.stop_tracing)
 
     app = FastAPI(
         title="d3serve",

@@ -29,7 +29,7 @@ def start_process(sender: str, **_: Any) -> None:
 
 @worker_process_shutdown.connect(weak=False)  # type: ignore[untyped-decorator] # as above
 def end_process(**_: Any) -> None:
-    """Send the last spans: a child of Celery's pool runs no exit handlers."""
+    """Send the last spans."""
     stop_tracing()
 
 

@@ -4,6 +4,7 @@ A span carries ids, numbers and our own words, never what a client wrote: so exc
 """
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Literal
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 OFF: Final = {"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "none"}
+PATIENCE_S: Final = 3.0  # what a collector that does not answer may cost a process that stops
 Attributes = dict[str, str | int | float | bool]
 Kind = Literal["internal", "consumer", "client"]
 
@@ -55,9 +57,14 @@ def provider() -> "TracerProvider | None":
 
 
 def stop_tracing() -> None:
-    """Send what has not been sent; for a process whose end runs no exit handlers."""
+    """Send what has not been sent, if the collector takes it soon: called at the end of each process.
+
+    Not by an exit handler: neither a child of Celery's pool nor uvicorn, which ends by the signal, runs those.
+    """
     while _provider:
-        _provider.pop().shutdown()
+        sends = threading.Thread(target=_provider.pop().shutdown, daemon=True)
+        sends.start()
+        sends.join(PATIENCE_S)
 
 
 def tell(
@@ -119,8 +126,7 @@ class Telling:
 
 def traceparent_here(sent: str | None) -> str | None:
     """The `traceparent` of the span that this request is in; where it is in none, what its caller sent."""
-    span = trace.get_current_span() if _provider else trace.INVALID_SPAN
-    return _traceparent(span) or sent
+    return (_traceparent(trace.get_current_span()) or sent) if _provider else sent
 
 
 def _span(

@@ -29,7 +29,8 @@ def make_provider(process: str) -> TracerProvider:
     resource = Resource.create()
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: f"d3serve-{process}"}))
-    provider = TracerProvider(resource=resource, span_limits=SpanLimits(max_links=MAX_LINKS))
+    limits = SpanLimits(max_links=MAX_LINKS)
+    provider = TracerProvider(resource=resource, span_limits=limits, shutdown_on_exit=False)
     provider.add_span_processor(Discreet())
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider

@@ -6,7 +6,7 @@ import signal
 from d3serve.logs import configure_logging
 from d3serve.settings import Settings
 from d3serve.store.connect import check_server
-from d3serve.tracing import start_tracing
+from d3serve.tracing import start_tracing, stop_tracing
 from d3serve.webhooks.egress import EgressPolicy
 from d3serve.webhooks.outbound import Outbound
 from d3serve.webhooks.outbox import HookStore
@@ -24,7 +24,10 @@ def webhooks_main(settings: Settings) -> int:
     configure_logging(settings, process="webhooks")
     start_tracing("webhooks")
     check_server(settings)
-    asyncio.run(_main(settings))
+    try:
+        asyncio.run(_main(settings))
+    finally:
+        stop_tracing()
     return 0
 
 

@@ -15,6 +15,8 @@ ROOT = Path(d3serve.__file__).parents[1]
 TEXT = (ROOT / "docker-compose.yml").read_text()
 COMPOSE = yaml.safe_load(TEXT)
 SERVICES = COMPOSE["services"]
+OURS = {name for name, service in SERVICES.items() if "build" in service}
+WATCH = {"prometheus", "grafana"}
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
@@ -31,6 +33,9 @@ def test_each_profile_has_one_kind_of_worker():
     assert started_by("cpu") == {"broker", "api", "webhooks", "worker"}
     assert started_by("gpu") == {"broker", "api", "webhooks", "worker-gpu"}
     assert started_by("two-gpus") == started_by("gpu") | {"worker-gpu-1"}
+    assert started_by("monitoring") == {"broker", "api", "webhooks", *WATCH}, (
+        "beside whichever worker is chosen"
+    )
     assert "COMPOSE_PROFILES=cpu" in TEXT.splitlines()[0], "what `docker compose up` starts is told"
 
 
@@ -52,7 +57,7 @@ def test_a_container_has_no_privileges(name):
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert int(service["user"].partition(":")[0]) > 0
-    if name != "broker":
+    if name in OURS:
         assert service["user"] == "10001:10001"
         assert any(place.partition(":")[0] == "/tmp" for place in service["tmpfs"])  # noqa: S108
 
@@ -68,8 +73,8 @@ def test_the_broker_is_reached_with_a_password_and_by_ours_alone():
     assert COMPOSE["networks"]["queue"]["internal"] is True
     assert SERVICES["broker"]["networks"] == ["queue"]
     assert "ports" not in SERVICES["broker"]
-    for name, service in SERVICES.items():
-        variable = service["environment"]["REDISCLI_AUTH" if name == "broker" else "D3SERVE_REDIS_URL"]
+    for name in OURS | {"broker"}:
+        variable = SERVICES[name]["environment"]["REDISCLI_AUTH" if name == "broker" else "D3SERVE_REDIS_URL"]
         assert "${BROKER_PASSWORD:?" in variable, "one that is not set ends `docker compose up`"
 
 
@@ -83,8 +88,11 @@ def test_the_api_is_on_this_host_alone_and_refuses_pages_of_others(monkeypatch):
 
 
 def test_images_have_full_versions_and_tested_packages():
-    [image] = [service["image"] for service in SERVICES.values() if "image" in service]
-    assert re.fullmatch(r"\$\{VALKEY_IMAGE:-valkey/valkey:\d+\.\d+\.\d+-alpine\}", image)
+    images = {name: service["image"] for name, service in SERVICES.items() if "image" in service}
+    assert images.keys() == SERVICES.keys() - OURS
+    assert re.fullmatch(r"\$\{VALKEY_IMAGE:-valkey/valkey:\d+\.\d+\.\d+-alpine\}", images["broker"])
+    assert re.fullmatch(r"\$\{PROMETHEUS_IMAGE:-prom/prometheus:v\d+\.\d+\.\d+\}", images["prometheus"])
+    assert re.fullmatch(r"\$\{GRAFANA_IMAGE:-grafana/grafana:\d+\.\d+\.\d+\}", images["grafana"])
     assert re.search(r"^ARG PYTHON_IMAGE=python:3\.\d+\.\d+-slim-\w+$", DOCKERFILE, re.MULTILINE)
     assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${PYTHON_IMAGE}", "base", "base"]
     installs = re.findall(r"pip install -c (\S+).* \"?\.(\[\S+\])?", DOCKERFILE)
@@ -116,10 +124,5 @@ def test_an_image_ends_as_a_numeric_user_and_has_all_that_a_build_needs():
 
 def test_volumes_are_folders_that_the_image_gives_to_its_user():
     owned = re.search(r"install -d -o d3serve -g d3serve (.*)", DOCKERFILE)[1].split()
-    mounted = {
-        place.partition(":")[2]
-        for name, service in SERVICES.items()
-        if name != "broker"
-        for place in service.get("volumes", ())
-    }
+    mounted = {place.partition(":")[2] for name in OURS for place in SERVICES[name].get("volumes", ())}
     assert mounted == set(owned)
