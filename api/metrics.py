@@ -9,6 +9,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from d3serve.schemas import FINAL_STATUSES
 from d3serve.store.records import QueueStats, WorkerInfo
 from d3serve.store.tally import Counted, Times
 
@@ -83,7 +84,9 @@ class QueueMetrics(Collector):
             yield histogram
 
     def _work(self) -> Iterable[Metric]:
-        yield _counts("finished_jobs", "Jobs by how they ended.", "status", self._stats.finished)
+        # A count that only shows once it is one never grows, as Prometheus sees it: the first failure would be missed.
+        finished = dict.fromkeys(sorted(FINAL_STATUSES), 0) | dict(self._stats.finished)
+        yield _counts("finished_jobs", "Jobs by how they ended.", "status", finished)
         for name, label, help_text, kinds in OF_WORK:
             told = {kind: self._stats.work.get(f"{name}_{kind}", 0) for kind in kinds}
             yield _counts(name, help_text, label, told)

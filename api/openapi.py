@@ -27,7 +27,7 @@ _HEADERS: Final[Mapping[str, str]] = {
 _SENT: Final[Mapping[str, str]] = {
     "Idempotency-Key": "1 to 255 printable characters: the same request under the same key is one job.",
     "Prefer": "`wait=N`: answer when the job is done, after N seconds at most. `respond-async`: do not wait.",
-    "traceparent": "W3C Trace Context: kept with the job, and sent with its webhooks.",
+    "traceparent": "W3C Trace Context: the job is part of this trace, which its webhooks carry on.",
     "X-Request-Id": "An id of the caller's for this request: up to 64 letters, digits, dots, dashes and underscores.",
 }
 

@@ -42,7 +42,7 @@ GIVEN = {"job", "instance"}  # to every sample, by the scrape
 def exported() -> dict[str, dict[str, set[str]]]:
     """Every sample that /metrics can have: its labels, and the values that each may take (none: any)."""
     lane = LaneStats(0, 0, 0, 0, 0.0)
-    stats = QueueStats({"interactive": lane, "offline": lane}, 0, 1, 0.0, {"succeeded": 1, "failed": 1}, {})
+    stats = QueueStats({"interactive": lane, "offline": lane}, 0, 1, 0.0, {}, {})
     worker = WorkerInfo("w", "h", 1, ("interactive",), True, "loaded", None, 1.0, None)
     http = CollectorRegistry()
     metrics = HTTPMetrics(http)
@@ -116,6 +116,13 @@ def test_a_legend_names_labels_that_its_query_keeps(title):
             set(each.modifier.labels) for each in nodes(query, promql_parser.AggregateExpr) if each.modifier
         ]
         assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= set().union(*kept)
+
+
+def test_the_document_names_every_metric_and_alert_and_no_other():
+    text = (ROOT / "docs" / "observability.md").read_text()
+    families = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in EXPORTED}
+    assert set(re.findall(r"`(d3serve_\w+)`", text)) == families
+    assert set(re.findall(r"`(D3serve\w+)`", text)) == ALERTS.keys()
 
 
 def test_queue_and_times_are_never_added_up_over_processes_that_tell_the_same():

@@ -1,0 +1,94 @@
+"""Traces are off unless a collector is named and the SDK is there; off, nothing of them is loaded and nothing changes."""
+
+import subprocess
+import sys
+
+import pytest
+from starlette.datastructures import Headers
+from structlog.testing import capture_logs
+
+from d3serve import tracing
+from d3serve.api.app import create_app
+from d3serve.api.dependencies import submit_headers
+from d3serve.settings import Settings
+
+ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+SENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture(autouse=True)
+def own_provider(monkeypatch):
+    for name in (*tracing.ENDPOINTS, *tracing.OFF, "OTEL_SERVICE_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    tracing.stop_tracing()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": " "},  # as compose sets it where nobody has
+        {**ENDPOINT, "OTEL_SDK_DISABLED": "true"},
+        {**ENDPOINT, "OTEL_TRACES_EXPORTER": "none"},
+        {"OTEL_SERVICE_NAME": "mine"},
+    ],
+)
+def test_without_a_collector_it_stays_off(monkeypatch, told):
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    tracing.start_tracing("api")
+    assert not tracing.is_on()
+    assert tracing.tell("queue", SENT, (0.0, 1.0), {}) is None
+    with tracing.telling("webhook", SENT, {}, kind="client") as told_of:
+        assert told_of.traceparent == SENT, "what the caller sent goes on to its receiver"
+
+
+def test_off_the_api_asks_fastapi_for_nothing_and_keeps_what_the_caller_sent(monkeypatch):
+    monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
+    app = create_app(Settings())
+    assert not app._native_telemetry.enabled()
+    assert app._telemetry["auto_configure"] is False, "it would send logs with what callers wrote"
+    assert submit_headers(Headers({"traceparent": SENT})).traceparent == SENT
+
+
+def test_off_nothing_of_the_sdk_is_loaded():
+    code = (
+        "import sys, d3serve.api.main, d3serve.webhooks.main, d3serve.worker.tasks as t; "
+        "t.start_tracing('worker'); sys.exit(str([m for m in sys.modules if m.startswith('opentelemetry.sdk')] or ''))"
+    )
+    env = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
+
+
+def test_without_the_extra_the_log_says_what_to_install_and_the_process_goes_on(monkeypatch):
+    monkeypatch.setenv(*next(iter(ENDPOINT.items())))
+    monkeypatch.delitem(sys.modules, "d3serve.tracing.export", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with capture_logs() as logged:
+        tracing.start_tracing("api")
+    assert not tracing.is_on()
+    [line] = logged
+    assert (line["event"], line["need"]) == ("traces.off", "pip install 'd3serve[otel]'")
+
+
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])
+def test_a_collector_turns_it_on_and_a_name_that_an_operator_gives_stays(monkeypatch, name):
+    monkeypatch.setenv(name, "http://127.0.0.1:9/v1/traces")
+    tracing.start_tracing("worker")
+    provider = tracing.provider()
+    assert provider is not None
+    assert provider.resource.attributes["service.name"] == "d3serve-worker"
+    tracing.stop_tracing()
+    assert not tracing.is_on()
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    tracing.start_tracing("worker")
+    assert tracing.provider().resource.attributes["service.name"] == "mine"
+
+
+def test_a_job_that_is_part_of_no_trace_begins_none(monkeypatch):
+    monkeypatch.setenv(*next(iter(ENDPOINT.items())))
+    tracing.start_tracing("worker")
+    assert tracing.tell("queue", None, (0.0, 1.0), {}) is None
+    assert tracing.tell("queue", SENT, (0.0, 1.0), {}).startswith(SENT[:36])
