@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from starlette.datastructures import Headers
@@ -68,7 +69,8 @@ def test_without_the_extra_the_log_says_what_to_install_and_the_process_goes_on(
     monkeypatch.delitem(sys.modules, "d3serve.tracing.export", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     logged = []
-    monkeypatch.setattr(tracing.log, "warning", lambda event, **told: logged.append((event, told["need"])))
+    warning = lambda event, **told: logged.append((event, told["need"]))  # noqa: E731
+    monkeypatch.setattr(tracing, "log", SimpleNamespace(warning=warning))
     tracing.start_tracing("api")
     assert not tracing.is_on()
     assert logged == [("traces.off", "pip install 'd3serve[otel]'")]
