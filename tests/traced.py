@@ -143,7 +143,7 @@ def _process(env, *command, pass_fds=()):
 @pytest.fixture(scope="module")
 def service(redis_url, collector):
     settings = Settings(
-        redis_url=redis_url, namespace="traced", model="fake:?faults=1", log_level="error",
+        redis_url=redis_url, namespace="traced", model="fake:?faults=1&state_ms=5", log_level="error",
         webhook_allow=("127.0.0.0/8",),
     )  # fmt: skip
     env = {name: value for name, value in os.environ.items() if not name.startswith(("D3SERVE_", "OTEL_"))}

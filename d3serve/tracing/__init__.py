@@ -5,7 +5,7 @@ A span carries ids, numbers and our own words, never what a client wrote: so exc
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -53,7 +53,7 @@ def is_on() -> bool:
 
 def provider() -> "TracerProvider | None":
     """What makes this process's spans, or None where it is not traced."""
-    return _provider[0] if _provider else None
+    return next(iter(_provider), None)  # whatever another thread stops meanwhile
 
 
 def stop_tracing() -> None:
@@ -79,7 +79,7 @@ def tell(
 ) -> str | None:
     """Tell of something that is over, in the trace of `parent`; the `traceparent` of what was told.
 
-    None, and nothing is told, where `parent` is: it would be a trace of its own.
+    None, and nothing is told, where `parent` names no trace: it would be one of its own.
 
     Args:
         name: what happened, the same for all jobs.
@@ -90,10 +90,10 @@ def tell(
         links: the `traceparent` of each span that it belongs to beside its parent.
         error: the code of what went wrong.
     """
-    if not _provider or parent is None:
-        return None
     began, ended = during
     span = _span(name, parent, attributes, kind, links, began)
+    if span is None:
+        return None
     _mark(span, error)
     span.end(_ns(max(began, ended)))
     return _traceparent(span)
@@ -102,10 +102,10 @@ def tell(
 @contextmanager
 def telling(name: str, parent: str | None, attributes: Attributes, *, kind: Kind) -> Iterator["Telling"]:
     """Tell of what happens within the block, as `tell`; untraced, `parent` is what it hands on."""
-    if not _provider or parent is None:
+    span = _span(name, parent, attributes, kind)
+    if span is None:
         yield Telling(parent)
         return
-    span = _span(name, parent, attributes, kind)
     told = Telling(_traceparent(span))
     try:
         yield told
@@ -131,23 +131,23 @@ def traceparent_here(sent: str | None) -> str | None:
 
 def _span(
     name: str,
-    parent: str,
-    attributes: Mapping[str, str | int | float | bool],
+    parent: str | None,
+    attributes: Attributes,
     kind: Kind,
     links: Sequence[str | None] = (),
     began: float | None = None,
-) -> trace.Span:
-    return (
-        _provider[0]
-        .get_tracer("d3serve")
-        .start_span(
-            name,
-            context=_context(parent),
-            kind=trace.SpanKind[kind.upper()],
-            attributes=attributes,
-            links=[trace.Link(_place(each)) for each in links if each],
-            start_time=None if began is None else _ns(began),
-        )
+) -> trace.Span | None:
+    made = provider()
+    place = _place(parent) if made is not None else None
+    if made is None or place is None:
+        return None
+    return made.get_tracer("d3serve").start_span(
+        name,
+        context=trace.set_span_in_context(trace.NonRecordingSpan(place), Context()),
+        kind=trace.SpanKind[kind.upper()],
+        attributes=attributes,
+        links=[trace.Link(linked) for linked in map(_place, links) if linked is not None],
+        start_time=None if began is None else _ns(began),
     )
 
 
@@ -157,12 +157,11 @@ def _mark(span: trace.Span, error: str | None) -> None:
         span.set_status(trace.StatusCode.ERROR)
 
 
-def _context(traceparent: str) -> Context:
-    return _W3C.extract({"traceparent": traceparent}, Context())
-
-
-def _place(traceparent: str) -> trace.SpanContext:
-    return trace.get_current_span(_context(traceparent)).get_span_context()
+def _place(traceparent: str | None) -> trace.SpanContext | None:
+    """The span that it names; None where it names none, as one of zeros does."""
+    context = _W3C.extract({"traceparent": traceparent or ""}, Context())
+    found = trace.get_current_span(context).get_span_context()
+    return found if found.is_valid else None
 
 
 def _traceparent(span: trace.Span) -> str | None:

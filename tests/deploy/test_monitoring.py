@@ -170,7 +170,9 @@ def test_grafana_finds_its_source_and_its_dashboard():
     [provider] = yaml.safe_load((provisioning / "dashboards" / "d3serve.yml").read_text())["providers"]
     mounts = dict(place.removesuffix(":ro").split(":") for place in SERVICES["grafana"]["volumes"])
     assert mounts["./deploy/monitoring/grafana/dashboards"] == provider["options"]["path"]
-    assert mounts["./deploy/monitoring/grafana/provisioning"] == "/etc/grafana/provisioning"
+    for kind in ("datasources", "dashboards"):
+        place = f"./deploy/monitoring/grafana/provisioning/{kind}"
+        assert mounts[place] == f"/etc/grafana/provisioning/{kind}"
     asked = {each["datasource"]["uid"] for panel in PANELS.values() for each in (panel, *panel["targets"])}
     assert asked == {source["uid"]}
 

@@ -216,6 +216,36 @@ def test_what_a_watch_raises_ends_everything_and_is_nobodys_fault():
         run([Job("s", 1, [1]), Job("t", 1, [1])], in_two_steps, Away())
 
 
+@pytest.mark.parametrize("error", [None, ValueError("bad"), OutOfDeviceMemory("full")])
+def test_a_watch_hears_of_the_end_of_each_pass_whatever_came_of_it(error):
+    class Listening(Watch):
+        def __init__(self):
+            self.ended = []
+
+        def ends(self, jobs):
+            self.ended.append(jobs)
+
+    watch = Listening()
+    _, tried = run([Job("s", 1, [1]), Job("t", 1, [1])], lambda asked, _: (len(asked), error), watch)
+    assert watch.ended == tried
+
+
+def test_a_watch_hears_of_the_end_of_a_pass_that_it_ended_itself():
+    class Leaving(Watch):
+        ended = ()
+
+        def goes_on(self, _share):
+            raise ConnectionError
+
+        def ends(self, jobs):
+            self.ended = jobs
+
+    watch = Leaving()
+    with pytest.raises(ConnectionError):
+        run([Job("s", 1, [1])], in_two_steps, watch)
+    assert watch.ended == [0]
+
+
 def test_a_watch_hears_of_a_pass_that_is_tried_again():
     watch = Choosy()
     run([Job("s", 1, [1]), Job("t", 1, [1])], lambda asked, _: (len(asked), ValueError("bad")), watch)

@@ -90,8 +90,19 @@ def test_a_collector_turns_it_on_and_a_name_that_an_operator_gives_stays(monkeyp
     assert tracing.provider().resource.attributes["service.name"] == "mine"
 
 
-def test_a_job_that_is_part_of_no_trace_begins_none(monkeypatch):
+NO_SPAN = SENT.replace("b7ad6b7169203331", "0" * 16)
+
+
+@pytest.mark.parametrize("parent", [None, "", "no traceparent", NO_SPAN, f"ff{SENT[2:]}"])
+def test_a_job_that_is_part_of_no_trace_begins_none(monkeypatch, parent):
     monkeypatch.setenv(*next(iter(ENDPOINT.items())))
     tracing.start_tracing("worker")
-    assert tracing.tell("queue", None, (0.0, 1.0), {}) is None
-    assert tracing.tell("queue", SENT, (0.0, 1.0), {}).startswith(SENT[:36])
+    assert tracing.tell("queue", parent, (0.0, 1.0), {}) is None
+    with tracing.telling("webhook", parent, {}, kind="client") as told_of:
+        assert told_of.traceparent == parent
+
+
+def test_a_link_to_no_span_is_left_out(monkeypatch):
+    monkeypatch.setenv(*next(iter(ENDPOINT.items())))
+    tracing.start_tracing("worker")
+    assert tracing.tell("pass", SENT, (0.0, 1.0), {}, links=[SENT, NO_SPAN]).startswith(SENT[:36])

@@ -39,11 +39,14 @@ def told(service, collector):
         bodies = [{"model": "fake", "state": f"{SECRET} {n}", "questions": QUESTIONS} for n in range(3)]
         together = [httpx.post(f"{service.url}/v1/jobs", json=body) for body in bodies]
     ids = [each.json()["id"] for each in together]
+    whole = set().union(*STEPS.values())
+    wanted = {
+        alone.json()["id"]: whole,
+        **dict.fromkeys(ids, whole - {"webhook"}),
+        crashed.json()["id"]: {"commit"},
+    }
     spans = collector.wait_for(
-        lambda spans: (
-            {one.attributes.get("d3serve.job_id") for one in spans if one.name == "commit"} >= {*ids}
-            and any(one.name == "webhook" for one in spans)
-        )
+        lambda spans: all(of(spans, job_id).keys() >= names for job_id, names in wanted.items())
     )
     return SimpleNamespace(
         before=before, after=service.metrics(), spans=spans, ids=ids, hooks=collector.hooks,
@@ -51,14 +54,14 @@ def told(service, collector):
     )  # fmt: skip
 
 
-def of(told, job_id):
+def of(spans, job_id):
     """The spans of a job's trace by name."""
-    trace = next(one.trace for one in told.spans if one.attributes.get("d3serve.job_id") == job_id)
-    return {one.name: one for one in told.spans if one.trace == trace}
+    traces = {one.trace for one in spans if one.attributes.get("d3serve.job_id") == job_id}
+    return {one.name: one for one in spans if one.trace in traces}
 
 
 def test_one_trace_leads_through_every_process_under_the_callers_id(told):
-    found = of(told, told.alone)
+    found = of(told.spans, told.alone)
     assert {one.trace for one in found.values()} == {CALLER}
     for process, names in STEPS.items():
         assert {one.name for one in found.values() if one.service == process} >= names
@@ -68,29 +71,27 @@ def test_one_trace_leads_through_every_process_under_the_callers_id(told):
 
 
 def test_the_steps_are_told_in_the_order_in_which_they_were_taken(told):
-    found = of(told, told.alone)
+    found = of(told.spans, told.alone)
     steps = [found[name] for name in ("queue", "claim", "tokenize", "pass", "commit")]
     assert all(one.began <= one.ended for one in steps)
     assert all(a.ended <= b.ended and a.began <= b.began for a, b in itertools.pairwise(steps))
 
 
 def test_the_receiver_of_a_webhook_can_go_on_with_the_trace(told):
-    assert told.hooks[0]["traceparent"] == f"00-{CALLER}-{of(told, told.alone)['webhook'].id}-01"
+    assert told.hooks[0]["traceparent"] == f"00-{CALLER}-{of(told.spans, told.alone)['webhook'].id}-01"
 
 
 def test_a_pass_of_several_jobs_links_to_all_of_them(told):
-    passes = [of(told, job_id)["pass"] for job_id in told.ids]
+    traces = [of(told.spans, job_id) for job_id in told.ids]
+    passes = [found["pass"] for found in traces]
     assert [one.attributes["d3serve.jobs"] for one in passes] == [3, 3, 3], "they were claimed together"
     [first] = [one for one in passes if len(one.links) == 3]
-    roots = {
-        (of(told, job_id)["POST /v1/jobs"].trace, of(told, job_id)["POST /v1/jobs"].id) for job_id in told.ids
-    }
-    assert set(first.links) == roots
+    assert set(first.links) == {(found["POST /v1/jobs"].trace, found["POST /v1/jobs"].id) for found in traces}
     assert [one.links for one in passes if one is not first] == [[(first.trace, first.id)]] * 2
 
 
 def test_a_job_that_fails_says_so_by_its_code(told):
-    commit = of(told, told.crashed)["commit"]
+    commit = of(told.spans, told.crashed)["commit"]
     assert commit.failed
     assert (commit.attributes["d3serve.outcome"], commit.attributes["error.type"]) == (
         "failed",
@@ -124,8 +125,13 @@ def test_each_histogram_moves_when_jobs_run(told, name):
 
 
 def test_counters_of_attempts_and_workers_move(told):
-    begun = 'd3serve_attempts_total{kind="begun"}'
-    assert told.after[begun] - told.before[begun] == 6
+    attempts = {
+        kind: told.after[name] - told.before[name]
+        for kind in ("begun", "lost", "returned")
+        for name in [f'd3serve_attempts_total{{kind="{kind}"}}']
+    }
+    assert attempts["begun"] - attempts["returned"] == 6
+    assert attempts["lost"] == 0
     busy = [
         value for name, value in told.after.items() if name.startswith("d3serve_worker_busy_seconds_total")
     ]
