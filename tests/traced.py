@@ -140,15 +140,15 @@ def _process(env, *command, pass_fds=()):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.fixture(scope="module")
-def service(redis_url, collector):
+@contextmanager
+def serving(redis_url, collector, namespace, **told):
+    """An API, a worker and a webhook sender, which send their spans to the collector; `told` is their environment."""
     settings = Settings(
-        redis_url=redis_url, namespace="traced", model="fake:?faults=1&state_ms=5", log_level="error",
+        redis_url=redis_url, namespace=namespace, model="fake:?faults=1&state_ms=5", log_level="error",
         webhook_allow=("127.0.0.0/8",),
     )  # fmt: skip
     env = {name: value for name, value in os.environ.items() if not name.startswith(("D3SERVE_", "OTEL_"))}
-    env |= settings.to_env()
-    env |= {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    env |= settings.to_env() | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url} | told
     with ExitStack() as running:
         listener = running.enter_context(bind("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -162,6 +162,12 @@ def service(redis_url, collector):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         yield Service(url, worker)
+
+
+@pytest.fixture(scope="module")
+def service(redis_url, collector):
+    with serving(redis_url, collector, "traced", OTEL_BSP_SCHEDULE_DELAY="100") as running:
+        yield running
 
 
 def _is_ready(url):

@@ -21,6 +21,7 @@ SENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def own_provider(monkeypatch):
     for name in (*tracing.ENDPOINTS, *tracing.OFF, "OTEL_SERVICE_NAME"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tracing, "PATIENCE_S", 0.1)
     yield
     tracing.stop_tracing()
 
