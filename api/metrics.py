@@ -4,12 +4,12 @@ Every API process tells the same of these: scrape one, or take the maximum, neve
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from d3serve.schemas import FINAL_STATUSES
+from d3serve.schemas import FINAL_STATUSES, Lane
 from d3serve.store.records import QueueStats, WorkerInfo
 from d3serve.store.tally import Counted, Times
 
@@ -24,7 +24,7 @@ OF_WORK: Final = (
     ("tokens", "kind", "Prompt tokens of answered jobs: as asked, and as read.", ("asked", "read")),
     ("states", "source", "States of answered jobs: read, or found in a cache.", ("cached", "read")),
 )
-LANES: Final = ("interactive", "offline")
+LANES: Final = get_args(Lane)
 # What `observe` in the scripts counts: its name there and here, what it is, its label and the values that always show.
 OF_TIMES: Final = (
     ("queue", "d3serve_queue_wait_seconds", "From a job's submission to its last start.", "lane", LANES),
@@ -90,9 +90,11 @@ class QueueMetrics(Collector):
         for name, label, help_text, kinds in OF_WORK:
             told = {kind: self._stats.work.get(f"{name}_{kind}", 0) for kind in kinds}
             yield _counts(name, help_text, label, told)
-        attempts = {"begun": 0, "lost": 0, "returned": 0} | dict(self._tally.counts.get("attempts", {}))
-        yield _counts("attempts", "Starts of jobs, and those that were lost or given back.", "kind", attempts)
-        reaped = self._tally.counts.get("leases", {}).get("reaped", 0)
+        counts = self._tally.counts
+        help_text = "Starts of jobs, and those that were lost or given back."
+        attempts = {"begun": 0, "lost": 0, "returned": 0} | dict(counts.get("attempts", {}))
+        yield _counts("attempts", help_text, "kind", attempts)
+        reaped = counts.get("leases", {}).get("reaped", 0)
         yield CounterMetricFamily("d3serve_reaped_leases", "Leases that ran out.", value=reaped)
 
     def _webhooks(self) -> Iterable[Metric]:

@@ -21,6 +21,7 @@ from d3serve.schemas.questions import Answer, ErrorAnswer, QuestionError
 from d3serve.settings import Settings
 from d3serve.store.encode import decode_questions
 from d3serve.store.records import Stage
+from d3serve.store.tally import observe
 from d3serve.store.turns import ClaimedJob, FreeMode, Success, Turn, TurnStore
 from d3serve.wake.celery_app import TURN_LIMIT_S, WakeSender
 from d3serve.worker import traces
@@ -148,7 +149,7 @@ class TurnRunner:
 
     def _free(self, turn: Turn, mode: FreeMode, warm: set[str]) -> None:
         try:
-            freed = self._store.free(turn.lease, mode, sorted(warm))
+            freed = self._store.free(turn.lease, mode, sorted(warm), turn.spent)
         except StorageUnavailable:
             log.warning("lease.left", lease=turn.lease)  # it runs out by itself
             return
@@ -346,13 +347,18 @@ class TurnRunner:
                 failed.append((work, next(iter(what.failed.values()))))
             else:
                 response = self._response(work, what)
-                decided.append((work, Success(work.job.id, response, seconds * 1000, work.tokenize_ms)))
+                decided.append((work, Success(work.job.id, response, seconds * 1000)))
         began = time.time()
         accepted = self._store.succeed_all(
             turn.lease, [each for _, each in decided], self._engine.info.identity
         )
-        for (work, success), is_ours in zip(decided, accepted, strict=True):
-            outcome = "succeeded" if is_ours else "refused"
+        for (work, success), took_ms in zip(decided, accepted, strict=True):
+            outcome = "succeeded" if took_ms else "refused"
+            if took_ms:
+                spent_ms = {"tokenize": work.tokenize_ms, "pass": success.pass_ms}
+                observe(
+                    turn.spent, work.job.lane, {"queue": work.job.waited_ms, **spent_ms, "total": took_ms}
+                )
             traces.tell_committed(work.job, (began, time.time()), outcome, success.response.usage)
             self._log(work, outcome, success.response.usage)
             report.jobs += 1
@@ -380,8 +386,10 @@ class TurnRunner:
             error = InternalError(f"{what} on this job")
         told = JobError(code=error.code, message=error.message, retryable=error.retryable, field=error.field)
         began = time.time()
-        accepted = self._store.fail(turn.lease, job.id, told)
-        outcome = "failed" if accepted else "refused"
+        took_ms = self._store.fail(turn.lease, job.id, told)
+        outcome = "failed" if took_ms else "refused"
+        if took_ms:
+            observe(turn.spent, job.lane, {"queue": job.waited_ms, "total": took_ms})
         traces.tell_committed(job, (began, time.time()), outcome, code=error.code)
         log.info("job.done", job_id=job.id, status=outcome, code=error.code, attempt=job.attempt)
 

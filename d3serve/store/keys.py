@@ -4,6 +4,7 @@ A key is `d3:{<namespace>}:` + its stem + at most one part. The braces put a who
 slot, so that one script may touch all of it. Times inside values are milliseconds of Redis' own clock.
 """
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 KeyName = Literal[
@@ -95,8 +96,8 @@ TABLE: dict[KeyName, Key] = {
     "finished": Key("finished", "hash", "how many jobs ever ended, by status", "-", "finish", "API"),
     "work": Key("work", "hash", "tokens that answered jobs asked for, those read, and their states", "-", "commit",
                 "API"),
-    "tally": Key("tally", "hash", "attempts, reaped leases, and times by kind, label and power of two",
-                 "-", "claim more free commit reap delete, webhook sender", "API (metrics)"),
+    "tally": Key("tally", "hash", "attempts, reaped leases, and times by what took them, label and bound",
+                 "-", "claim more free reap delete, webhook sender", "API (metrics)"),
     "events": Key("events:", "string", "how many webhook events of job <id> there are, so that DELETE finds them",
                   "7 days", "finish", "delete"),
     "delivery": Key("delivery:", "hash", "webhook delivery <id>: its line of the log", "7 days once it is settled",
@@ -142,9 +143,12 @@ class Keys:
         return self.prefix + "mq:"
 
 
-def lua_prelude() -> str:
-    """Lua that defines `K(name, part)` from the same table; scripts get the prefix as KEYS[1]."""
-    stems = ", ".join(f"{name} = '{key.stem}'" for name, key in TABLE.items())
+def lua_prelude(names: Iterable[str] = TABLE) -> str:
+    """Lua that defines `K(name, part)` from the same table, for these names; scripts get the prefix as KEYS[1].
+
+    Every run of a script makes its table anew, so it has no key that the script does not use.
+    """
+    stems = ", ".join(f"{name} = '{TABLE[name].stem}'" for name in TABLE if name in set(names))
     return (
         f"local STEM = {{ {stems} }}\n"
         "local function K(name, part)\n"

@@ -5,6 +5,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final, Literal
 
+from d3serve.store import tally
 from d3serve.store.keys import lua_prelude
 
 ScriptName = Literal[
@@ -35,6 +36,7 @@ ScriptName = Literal[
 
 # Every run makes the functions before a script anew: what ends jobs takes SUBMIT, which ends none, a tenth of its time.
 ENDS: Final = ("ends", "events")
+_KEY: Final = re.compile(r"\bK\('(\w+)'")
 _FUNCTION: Final = re.compile(r"^(?:local function )?(\w+)(?: = function)?\(", re.MULTILINE)
 
 
@@ -43,8 +45,9 @@ def script(name: ScriptName) -> str:
     """The script with the key table, and of the shared functions those that it may need, before it."""
     own = _part(name)
     ends_jobs = any(f"{function}(" in own for part in ENDS for function in _FUNCTION.findall(_part(part)))
-    parts = ("lib", *ENDS, name) if ends_jobs else ("lib", name)
-    return "\n".join([lua_prelude(), *map(_part, parts)])
+    shared = [tally.lua_prelude(), *map(_part, ENDS)] if ends_jobs else []
+    text = "\n".join([_part("lib"), *shared, own])
+    return f"{lua_prelude(_KEY.findall(text))}\n{text}"
 
 
 def _part(name: str) -> str:

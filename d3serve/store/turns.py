@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Self
@@ -53,27 +54,31 @@ class ClaimedJob:
     created_ms: int
     lane: str = "interactive"
     traceparent: str | None = None  # of its submission, where it is traced
+    waited_ms: int = 0  # from its submission to this start, by Redis' clock
     claiming: tuple[float, float] = (0.0, 0.0)  # when its claim was sent and answered, by this host's clock
 
 
 @dataclass(frozen=True)
 class Success:
-    """A job's answers, and the milliseconds of the passes that found them and of what made tokens of its texts."""
+    """A job's answers, and the milliseconds of the passes that found them."""
 
     job_id: str
     response: DecisionResponse
     pass_ms: float | None
-    tokenize_ms: float | None = None
 
 
 @dataclass
 class Turn:
-    """A lease with its jobs; empty when there was nothing to claim, or nobody knows the worker: `known` says which."""
+    """A lease with its jobs; empty when there was nothing to claim, or nobody knows the worker: `known` says which.
+
+    `spent` is where the time of those that have ended went, to be counted when it is freed.
+    """
 
     lease: str
     jobs: list[ClaimedJob]
     wakes: list[Lane] = field(default_factory=list)
     known: bool = True
+    spent: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -187,14 +192,14 @@ class TurnStore:
         response: DecisionResponse,
         pass_ms: float | None = None,
         identity: str = "",
-    ) -> bool:
+    ) -> int:
         """End a job with its answers, read in passes of so long by the weights of `identity`.
 
-        False when it is no longer this lease's to end.
+        The milliseconds since its submission, at least 1; 0 when it is no longer this lease's to end.
         """
         return self.succeed_all(lease, [Success(job_id, response, pass_ms)], identity)[0]
 
-    def succeed_all(self, lease: str, successes: Sequence[Success], identity: str) -> list[bool]:
+    def succeed_all(self, lease: str, successes: Sequence[Success], identity: str) -> list[int]:
         """End jobs with their answers, each in a step of its own, all in one round trip; as `succeed`."""
         if not successes:
             return []
@@ -204,30 +209,33 @@ class TurnStore:
             (
                 lease, each.job_id, "succeeded", each.response.model_dump_json(),
                 each.response.usage.model_dump_json(), len(each.response.answers),
-                _tenths(each.pass_ms), identity, "", room, _tenths(each.tokenize_ms),
+                "" if each.pass_ms is None else round(each.pass_ms, 1), identity, "", room,
             )
             for each in successes
         ]  # fmt: skip
-        return [bool(accepted) for accepted in self._table.run_each("commit", calls)]
+        return [int(took_ms) for took_ms in self._table.run_each("commit", calls)]
 
     def take_read_tokens(self) -> int:
         """The tokens that were read for answers since this was last asked: all but those that were cached."""
         tokens, self._read_tokens = self._read_tokens, 0
         return tokens
 
-    def fail(self, lease: str, job_id: str, error: JobError, usage: Usage | None = None) -> bool:
-        """End a job with an error; False when it is no longer this lease's to end.
+    def fail(self, lease: str, job_id: str, error: JobError, usage: Usage | None = None) -> int:
+        """End a job with an error; the milliseconds since its submission, 0 when it is no longer this lease's to end.
 
         A refusal of the request ends it also after the lease was lost: every attempt would find the same.
         """
         told = usage.model_dump_json() if usage else ""
         text = error.model_dump_json(exclude_none=True)
         refusal = issubclass(error_class(error.code), RequestError) and not error.retryable
-        return bool(self._table.run("commit", lease, job_id, "failed", text, told, 0, "", "", int(refusal)))
+        return int(self._table.run("commit", lease, job_id, "failed", text, told, 0, "", "", int(refusal)))
 
-    def free(self, lease: str, mode: FreeMode, warm: Sequence[str] = ()) -> Freed:
-        """End the lease; what is unfinished waits again."""
-        return Freed(*self._table.run("free", lease, mode, self.worker, WARM_TTL_MS, *warm))
+    def free(
+        self, lease: str, mode: FreeMode, warm: Sequence[str] = (), spent: Mapping[str, int] | None = None
+    ) -> Freed:
+        """End the lease, and count where the time of its jobs went; what is unfinished waits again."""
+        told: list[Argument] = [len(warm), *warm, *_pairs(spent or {})]
+        return Freed(*self._table.run("free", lease, mode, self.worker, WARM_TTL_MS, *told))
 
     # --- between the steps of a pass ----------------------------------------------------------------
 
@@ -322,16 +330,15 @@ class TurnStore:
             ClaimedJob(
                 id=job_id, group=group, tenant=tenant, model=model, attempt=int(attempt), state=state,
                 questions=questions, partial=on_error == "partial", asked_lane=asked_lane or "",
-                created_ms=int(created), lane=lane, traceparent=traceparent or None, claiming=claiming,
+                created_ms=int(created), lane=lane, traceparent=traceparent or None,
+                waited_ms=int(started) - int(created), claiming=claiming,
             )
             for group, kept, jobs in groups
             for state in [self._state(kept)]
-            for job_id, questions, tenant, model, attempt, on_error, asked_lane, created, lane, traceparent in jobs
+            for (
+                job_id, questions, tenant, model, attempt, on_error, asked_lane, created, lane, traceparent, started,
+            ) in jobs
         ]  # fmt: skip
-
-
-def _tenths(ms: float | None) -> Argument:
-    return "" if ms is None else round(ms, 1)
 
 
 def _pairs(fields: Mapping[str, Argument]) -> list[Argument]:

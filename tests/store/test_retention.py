@@ -9,7 +9,7 @@ from d3serve.store.encode import TOMBSTONE_TTL_S
 pytestmark = pytest.mark.anyio
 BROKEN = JobError(code="internal_error", message="broken")
 # Kept for as long as there are tenants, lanes and workers; each is bounded by what lives.
-FOR_GOOD = {"jobs", "finished", "work", "load", "workers", "ring", "pace", "kept", "holds", "erased"}
+FOR_GOOD = {"jobs", "finished", "work", "load", "workers", "ring", "pace", "kept", "holds", "erased", "tally"}
 
 
 def kept_for_ever(table):

@@ -65,7 +65,7 @@ class Store:
         self.ready.set()
         return True
 
-    def free(self, lease, mode, _warm):
+    def free(self, lease, mode, _warm, _spent):
         self.seen.append(f"{mode} {lease}")
         return Freed(0, 0, [])
 

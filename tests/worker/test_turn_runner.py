@@ -59,7 +59,7 @@ class Store:
     def more(self, _lease):
         return list(itertools.islice(self.joiners, 1))
 
-    def free(self, lease, mode, _warm):
+    def free(self, lease, mode, _warm, _spent):
         self.freed.append(mode if lease == "lease" else f"{lease} {mode}")
         return Freed(0, 0, [])
 

@@ -279,6 +279,7 @@ for _, lane in ipairs(ahead and {order[1]} or order) do
   if #turn > 0 then
     redis.call('HSET', K('lease', lease), 'worker', worker, 'pid', pid, 'lane', lane, 'ms', lease_ms)
     redis.call('ZADD', K('leases'), int(now + lease_ms), lease)
+    tally('attempts:begun', jobs)
     if ahead then
       redis.call('HSET', K('lease', lease), 'waits', '1')
     end

@@ -2,15 +2,19 @@
 -- otherwise. A final status is never overwritten.
 -- ARGV: lease, id, 'succeeded'|'failed', result or error (JSON), usage (JSON or ''), questions done,
 --       milliseconds of its passes ('' none), identity of the weights ('' unknown), '1' where it is a refusal,
---       bytes up to which a tenant may keep what it has an answer to, milliseconds that tokenizing took ('' unknown).
--- Answers 1, also when this lease has committed before and the answer was lost; else 0.
-local lease, id, status, text, usage, done, pass_ms, identity, refusal, room, tokenize_ms = unpack(ARGV)
-local j = read(id, 'status', 'lease', 'ttl_ms', 'group', 'tenant', 'lane', 'created', 'started')
+--       bytes up to which a tenant may keep what it has an answer to.
+-- Answers the milliseconds from its submission to this end, at least 1, also when this lease has committed before and the
+-- answer was lost; else 0.
+local lease, id, status, text, usage, done, pass_ms, identity, refusal, room = unpack(ARGV)
+local j = read(id, 'status', 'lease', 'ttl_ms', 'group', 'tenant', 'created', 'finished')
+local function took(finished)
+  return math.max(1, finished - j.created)
+end
 local open, mine = j.status == 'queued' or j.status == 'running', j.lease == lease
 if not mine and not (open and refusal == '1') then
   return 0
 elseif not open then
-  return (j.status == status) and 1 or 0
+  return (j.status == status) and took(j.finished) or 0
 end
 write_when_full()
 if not mine then
@@ -22,21 +26,14 @@ if not mine then
   end
   redis.call('HSET', K('job', id), 'lease', lease)
 end
-redis.call('HSET', K('job', id), 'stage', 'finished', 'questions_done', done, 'identity', identity)
-if usage ~= '' then
-  redis.call('HSET', K('job', id), 'usage', usage)
+local told = {'stage', 'finished', 'questions_done', done, 'identity', identity}
+for name, value in pairs({usage = usage, pass_ms = pass_ms}) do
+  if value ~= '' then
+    told[#told + 1], told[#told + 2] = name, value
+  end
 end
-if pass_ms ~= '' then
-  redis.call('HSET', K('job', id), 'pass_ms', pass_ms)
-end
+redis.call('HSET', K('job', id), unpack(told))
 local now = now_ms()
-local spent_ms = {
-  queue = j.started and j.started - j.created, tokenize = tonumber(tokenize_ms or ''), pass = tonumber(pass_ms),
-  total = now - j.created,
-}
-for what, ms in pairs(spent_ms) do
-  observe(what, j.lane, ms)
-end
 if status == 'succeeded' then
   redis.call('SET', K('res', id), text, 'PX', j.ttl_ms)
   local spent = cjson.decode(usage)
@@ -49,4 +46,4 @@ if status == 'succeeded' then
 else
   finish(id, status, now, text)
 end
-return 1
+return took(now)

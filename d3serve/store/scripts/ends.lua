@@ -2,16 +2,16 @@
 
 -- What /metrics tells of the whole queue since it was made; `tally.py` reads it.
 local function tally(what, count)
-  redis.call('HINCRBY', K('tally'), what, count or 1)
+  redis.call('HINCRBY', K('tally'), what, count)
 end
 
--- Counts a time by the power of two milliseconds that it does not exceed: no table of bounds, and no two of them to keep
--- in step. A clock that was set back makes it no less than nothing.
+-- Notes a time, as `observe` in tally.py. A clock that was set back makes it no less than nothing.
 local function observe(what, label, ms)
-  local time, last = math.max(0, ms), 29
-  local share, power = math.frexp(time)
-  local place = math.min(last, math.max(0, share == 0.5 and power - 1 or power))
-  tally(what .. ':' .. label .. ':' .. place)
+  local time, under = math.max(0, ms), 1
+  while under <= #BOUNDS_MS and time > BOUNDS_MS[under] do
+    under = under + 1
+  end
+  tally(what .. ':' .. label .. ':' .. (BOUNDS_MS[under] or 'inf'), 1)
   tally(what .. ':' .. label .. ':us', int(time * 1000))
 end
 
@@ -49,15 +49,14 @@ local function finish(id, status, now, error_json, keep_input)
   local job = K('job', id)
   local j = read(id, 'group', 'tenant', 'ttl_ms', 'tomb_ms', 'lease', 'record')
   local expires = now + j.ttl_ms
-  redis.call('HSET', job, 'status', status, 'finished', int(now), 'expires', int(expires))
+  local record = (j.record or 0) + redis.call('STRLEN', K('res', id))
+  redis.call('HSET', job, 'status', status, 'finished', int(now), 'expires', int(expires), 'record', int(record))
   if error_json then
     redis.call('HSET', job, 'error', error_json)
   end
   redis.call('PEXPIRE', job, j.ttl_ms)
   bury(id, j.tenant, expires, j.ttl_ms + j.tomb_ms)
   redis.call('ZREM', K('deadlines'), id)
-  local record = (j.record or 0) + redis.call('STRLEN', K('res', id))
-  redis.call('HSET', job, 'record', int(record))
   if status == 'succeeded' and not keep_input then
     redis.call('DEL', K('body', id))
     release_state(j.group, id, j.tenant, nil)
@@ -100,7 +99,6 @@ local function take(id, lease, worker, now)
     'stage', 'preparing', 'questions_done', '0')
   redis.call('HDEL', job, 'fraction', 'eta_s')
   redis.call('HINCRBY', job, 'attempt', 1)
-  tally('attempts:begun')
   redis.call('SADD', K('leasejobs', lease), id)
   if timeout > 0 then
     redis.call('ZADD', K('deadlines'), int(now + timeout), id)
@@ -115,8 +113,8 @@ local function handed(group, ids)
     local body, tenant = redis.call('GET', K('body', id)), redis.call('HGET', K('job', id), 'tenant')
     if body and tenant then
       local rest = redis.call('HMGET', K('job', id), 'model', 'attempt', 'on_error', 'asked_lane', 'created', 'lane',
-        'traceparent')
-      jobs[#jobs + 1] = {id, body, tenant, unpack(rest, 1, 7)}
+        'traceparent', 'started')
+      jobs[#jobs + 1] = {id, body, tenant, unpack(rest, 1, 8)}
     end
   end
   return {group, redis.call('GET', K('st', group)), jobs}
@@ -125,8 +123,8 @@ end
 local function return_job(id, lost, now)
   local j = read(id, 'losses', 'max_attempts', 'deadline')
   local job = K('job', id)
+  tally(lost and 'attempts:lost' or 'attempts:returned', 1)
   redis.call('ZREM', K('deadlines'), id)
-  tally(lost and 'attempts:lost' or 'attempts:returned')
   if lost then
     local losses = redis.call('HINCRBY', job, 'losses', 1)
     if losses >= tonumber(j.max_attempts) then

@@ -1,7 +1,10 @@
--- FREE: end a lease. ARGV: lease, 'lost'|'back'|'alone' (back, and never again beside a long turn), worker, warm_ttl_ms, group ... whose state stays in its cache.
+-- FREE: end a lease. ARGV: lease, 'lost'|'back'|'alone' (back, and never again beside a long turn), worker, warm_ttl_ms,
+--       how many groups follow whose state stays in its cache, group ..., then what its jobs' times add to `tally`: field,
+--       count ...
 -- Answers {jobs back, jobs that ended, {lanes to wake}}; {-1, 0, {}} when it had ended before.
 write_when_full()
-for i = 5, #ARGV do
+local after = 6 + ARGV[5]
+for i = 6, after - 1 do
   redis.call('SET', K('warm', ARGV[i]), ARGV[3], 'PX', ARGV[4])
 end
 if ARGV[2] == 'alone' then
@@ -12,4 +15,9 @@ if ARGV[2] == 'alone' then
   end
 end
 local back, dead, wakes = free_lease(ARGV[1], ARGV[2] == 'lost', now_ms())
+if back >= 0 then -- once, however often it is sent
+  for i = after, #ARGV, 2 do
+    tally(ARGV[i], ARGV[i + 1])
+  end
+end
 return {back, dead, wakes}

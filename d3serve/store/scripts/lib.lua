@@ -8,10 +8,14 @@ local CANCELED_INPUT_MS = 3600 * 1000
 local ANSWERED_INPUT_MS = 3600 * 1000 -- how long what succeeded can be read back, where there is room
 local RECORD_BYTES = 1024 -- what a job takes in Redis beside its texts, on the safe side
 
--- Milliseconds, and microseconds as their fraction, so that no two jobs are of one age.
+-- Milliseconds, and microseconds as their fraction, so that no two jobs are of one age. A script is one step, at one time.
+local time_of_step
 local function now_fine()
-  local t = redis.call('TIME')
-  return t[1] * 1000 + t[2] / 1000
+  if not time_of_step then
+    local t = redis.call('TIME')
+    time_of_step = t[1] * 1000 + t[2] / 1000
+  end
+  return time_of_step
 end
 
 local function now_ms()

@@ -45,6 +45,7 @@ for _, group in ipairs(redis.call('SMEMBERS', K('leasegrps', lease))) do
     local taken = join(group)
     if #taken > 0 then
       answer[#answer + 1] = handed(group, taken)
+      tally('attempts:begun', #taken)
       local tag = tonumber(redis.call('ZSCORE', K('ring', on), tenant) or pace(lane))
       charge({lane, on}, tenant, tag + tokens - spent)
     end

@@ -20,11 +20,13 @@ for i = 1, #leases, 2 do
 end
 for _, lease in ipairs(redis.call('ZRANGEBYSCORE', K('leases'), '-inf', int(now), 'LIMIT', 0, LIMIT)) do
   local back, dead, lanes = free_lease(lease, true, now)
-  tally('leases:reaped')
   freed, ended = freed + 1, ended + math.max(dead, 0)
   for _, lane in ipairs(lanes) do
     wake(lane)
   end
+end
+if freed > 0 then
+  tally('leases:reaped', freed)
 end
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', K('deadlines'), '-inf', int(now), 'LIMIT', 0, LIMIT)) do
   redis.call('ZREM', K('deadlines'), id)
