@@ -25,6 +25,7 @@ from d3serve.errors import InvalidRequest, JobExpired, JobNotFinished
 from d3serve.schemas import DecisionRequest, DecisionResponse, JobStatus
 from d3serve.store.records import JobRecord
 from d3serve.text.wording import shown
+from d3serve.tracing import say_job
 
 
 class Page(BaseModel):
@@ -96,6 +97,7 @@ async def submit(request: Request, parts: TheParts, tenant: Writer) -> Response:
         revision=revision,
         traceparent=sent.traceparent,
     )
+    say_job(submitted.job_id)
     if submitted.wake:
         parts.background.wake(submitted.lane)
     job = submitted.job

@@ -29,6 +29,7 @@ from d3serve.errors import (
 )
 from d3serve.store.encode import EncodedRequest
 from d3serve.store.records import JobRecord, Submitted
+from d3serve.tracing import say_job
 
 KEEP_S: Final = 600  # an answered call's job, and the record that joins identical calls to it
 ABANDONED_AFTER_S = 6.0  # longer than the SDK sleeps between its tries
@@ -131,6 +132,7 @@ class SynchronousCall:
             D3ServeError: the job failed, as the error that it failed by.
         """
         store = self.parts.store
+        say_job(job_id)
         await store.join(job_id)
         try:
             return await self._answered(job_id)

@@ -42,10 +42,11 @@ class Span:
 
 @dataclass
 class Collector:
-    """Takes traces at /v1/traces, and webhooks elsewhere."""
+    """Takes traces at /v1/traces, while it is `open`, and webhooks elsewhere."""
 
     exported: list = field(default_factory=list)
     hooks: list = field(default_factory=list)
+    open: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
     def spans(self):
@@ -79,11 +80,13 @@ def _span(service, raw):
 @pytest.fixture(scope="module")
 def collector():
     made = Collector()
+    made.open.set()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.path == "/v1/traces":
+                made.open.wait(PATIENCE_S)
                 zipped = self.headers.get("Content-Encoding") == "gzip"
                 made.exported.append(gzip.decompress(body) if zipped else body)
             else:

@@ -18,12 +18,16 @@ def tell_claimed(jobs: Sequence[ClaimedJob]) -> None:
         return
     for job in jobs:
         began, ended = job.claiming
-        waited = (
-            min(job.created_ms / 1000, began),
-            began,
-        )  # created by Redis' clock, which may be ahead of ours
-        tracing.tell("queue", job.traceparent, waited, _about(job))
-        tracing.tell("claim", job.traceparent, (began, ended), _about(job), kind="consumer")
+        waits_from = min(job.created_ms / 1000, began)  # by Redis' clock, which may be ahead of ours
+        tracing.tell("queue", job.traceparent, (waits_from, began), _about(job))
+        received = _about(job) | {
+            "messaging.system": "d3serve",
+            "messaging.operation.name": "claim",
+            "messaging.operation.type": "receive",
+            "messaging.destination.name": job.lane,
+            "messaging.message.id": job.id,
+        }
+        tracing.tell("claim", job.traceparent, (began, ended), received, kind="consumer")
 
 
 def tell_tokenized(job: ClaimedJob, during: Span, tokens: int) -> None:
@@ -33,18 +37,18 @@ def tell_tokenized(job: ClaimedJob, during: Span, tokens: int) -> None:
 
 
 def tell_pass(jobs: Sequence[ClaimedJob], during: Span) -> None:
-    """Tell of a pass in the trace of each of its jobs. The first one's links to all of them; the others' link to it.
+    """Tell of a pass in the trace of each of its jobs. The first that is told links to all; the others' link to it.
 
     So each can be found from each other, with as many links as there are jobs, not with their square.
     """
     if not tracing.is_on():
         return
-    traced = [job for job in jobs if job.traceparent]
-    links = [job.traceparent for job in traced]
-    for job in traced:
-        about = {**_about(job), "d3serve.jobs": len(jobs)}
+    links, first = [job.traceparent for job in jobs], True
+    for job in jobs:
+        about = {**_about(job), "d3serve.jobs": len(jobs), "gen_ai.request.model": job.model}
         told = tracing.tell("pass", job.traceparent, during, about, links=links)
-        links = links if told is None or job is not traced[0] else [told]
+        if told is not None and first:
+            links, first = [told], False
 
 
 def tell_committed(
@@ -56,6 +60,7 @@ def tell_committed(
     about = {**_about(job), "d3serve.outcome": outcome}
     if usage is not None:
         about |= {
+            "gen_ai.usage.input_tokens": usage.input_tokens,
             "d3serve.questions": usage.questions,
             "d3serve.state_tokens": usage.state_tokens,
             "d3serve.computed_tokens": usage.computed_tokens,

@@ -32,7 +32,8 @@ log = structlog.get_logger(__name__)
 def start_tracing(process: str) -> None:
     """Send this process's spans to the collector that the environment names, if it names one.
 
-    Without the extra it says so in the log, and goes on untraced: who watches must not stop what is watched.
+    Without the extra, or with a variable that the SDK refuses, it says so in the log and goes on untraced: who watches
+    must not stop what is watched.
     """
     told = {name: os.environ.get(name, "").strip() for name in (*ENDPOINTS, *OFF)}
     switched_off = any(told[name].lower() == value for name, value in OFF.items())
@@ -42,8 +43,10 @@ def start_tracing(process: str) -> None:
         from d3serve.tracing.export import make_provider  # noqa: PLC0415 # the extra
 
         _provider.append(make_provider(process))
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         log.warning("traces.off", missing=error.name, need="pip install 'd3serve[otel]'")
+    except ValueError as error:
+        log.warning("traces.off", reason=str(error))
 
 
 def is_on() -> bool:
@@ -79,7 +82,7 @@ def tell(
 ) -> str | None:
     """Tell of something that is over, in the trace of `parent`; the `traceparent` of what was told.
 
-    None, and nothing is told, where `parent` names no trace: it would be one of its own.
+    None, and nothing is told, where `parent` names no trace (it would be one of its own), or one that is not sampled.
 
     Args:
         name: what happened, the same for all jobs.
@@ -92,7 +95,7 @@ def tell(
     """
     began, ended = during
     span = _span(name, parent, attributes, kind, links, began)
-    if span is None:
+    if span is None or not span.is_recording():
         return None
     _mark(span, error)
     span.end(_ns(max(began, ended)))
@@ -127,6 +130,12 @@ class Telling:
 def traceparent_here(sent: str | None) -> str | None:
     """The `traceparent` of the span that this request is in; where it is in none, what its caller sent."""
     return (_traceparent(trace.get_current_span()) or sent) if _provider else sent
+
+
+def say_job(job_id: str) -> None:
+    """Say in the span of this request which job it is about, so that it is found before a worker tells of it."""
+    if _provider:
+        trace.get_current_span().set_attribute("d3serve.job_id", job_id)
 
 
 def _span(

@@ -1,5 +1,6 @@
 """The SDK's part: what makes spans, and what they lose before they leave. Only with the extra `otel`."""
 
+import os
 from typing import Final
 
 from opentelemetry.context import Context
@@ -9,6 +10,9 @@ from opentelemetry.sdk.trace import Span, SpanLimits, SpanProcessor, TracerProvi
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 MAX_LINKS: Final = 2_000  # as many jobs as a turn claims; the SDK's own limit of 128 would lose the others
+MAX_SPANS: Final = (
+    16_384  # that wait to be sent: of such a turn 10,000 come at once. The SDK's own limit is 2,048
+)
 # Of a request, what its caller worded: a path that is none of ours may be anything. Its route and our ids say enough.
 WORDED_BY_CALLERS: Final = ("url.path", "url.query", "http.request.method_original", "server.address")
 REDACTED: Final = "REDACTED"
@@ -32,5 +36,6 @@ def make_provider(process: str) -> TracerProvider:
     limits = SpanLimits(max_links=MAX_LINKS)
     provider = TracerProvider(resource=resource, span_limits=limits, shutdown_on_exit=False)
     provider.add_span_processor(Discreet())
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    most = None if os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE") else MAX_SPANS
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(), max_queue_size=most))
     return provider

@@ -173,7 +173,11 @@ class Sender:
             **signature_headers(delivery.id, int(at), body, signing_secrets),
         }
         began, reply, error = time.monotonic(), None, None
-        about: Attributes = {"d3serve.job_id": delivery.job_id, "d3serve.try": len(delivery.tries) + 1}
+        about: Attributes = {
+            "d3serve.job_id": delivery.job_id,
+            "http.request.method": "POST",
+            "http.request.resend_count": len(delivery.tries),
+        }
         with telling("webhook", delivery.traceparent, about, kind="client") as told:
             if told.traceparent is not None:
                 headers["traceparent"] = told.traceparent

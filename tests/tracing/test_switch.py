@@ -12,6 +12,7 @@ from d3serve import tracing
 from d3serve.api.app import create_app
 from d3serve.api.dependencies import submit_headers
 from d3serve.settings import Settings
+from d3serve.worker import traces
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 SENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -77,6 +78,18 @@ def test_without_the_extra_the_log_says_what_to_install_and_the_process_goes_on(
     assert logged == [("traces.off", "pip install 'd3serve[otel]'")]
 
 
+@pytest.mark.parametrize("name", ["OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"])
+def test_a_variable_that_the_sdk_refuses_turns_traces_off_and_stops_nothing(monkeypatch, name):
+    monkeypatch.setenv(*next(iter(ENDPOINT.items())))
+    monkeypatch.setenv(name, "-1")
+    logged = []
+    warning = lambda event, **told: logged.append((event, *told))  # noqa: E731
+    monkeypatch.setattr(tracing, "log", SimpleNamespace(warning=warning))
+    tracing.start_tracing("api")
+    assert not tracing.is_on()
+    assert logged == [("traces.off", "reason")]
+
+
 @pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])
 def test_a_collector_turns_it_on_and_a_name_that_an_operator_gives_stays(monkeypatch, name):
     monkeypatch.setenv(name, "http://127.0.0.1:9/v1/traces")
@@ -107,3 +120,29 @@ def test_a_link_to_no_span_is_left_out(monkeypatch):
     monkeypatch.setenv(*next(iter(ENDPOINT.items())))
     tracing.start_tracing("worker")
     assert tracing.tell("pass", SENT, (0.0, 1.0), {}, links=[SENT, NO_SPAN]).startswith(SENT[:36])
+
+
+UNSAMPLED = f"{SENT[:-2]}00"
+
+
+def test_a_pass_whose_first_job_is_not_sampled_is_linked_all_the_same(monkeypatch):
+    monkeypatch.setenv(*next(iter(ENDPOINT.items())))
+    tracing.start_tracing("worker")
+    told = []
+
+    def tell(*args, links, **named):
+        told.append((list(links), real(*args, links=links, **named)))
+        return told[-1][1]
+
+    real = tracing.tell
+    monkeypatch.setattr(tracing, "tell", tell)
+    jobs = [claimed(parent) for parent in (UNSAMPLED, None, SENT, SENT)]
+    traces.tell_pass(jobs, (0.0, 1.0))
+    everyone = [UNSAMPLED, None, SENT, SENT]
+    assert [links for links, _ in told] == [everyone, everyone, everyone, [told[2][1]]]
+    assert [span is not None for _, span in told] == [False, False, True, True]
+
+
+def claimed(traceparent):
+    """A job of a pass."""
+    return SimpleNamespace(id="j", lane="offline", attempt=1, model="m", traceparent=traceparent)

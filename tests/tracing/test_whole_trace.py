@@ -67,6 +67,7 @@ def test_one_trace_leads_through_every_process_under_the_callers_id(told):
         assert {one.name for one in found.values() if one.service == process} >= names
     root = found["POST /v1/jobs"]
     assert root.parent == "b7ad6b7169203331", "the caller's span"
+    assert {one.attributes["d3serve.job_id"] for one in found.values()} == {told.alone}
     assert {one.parent for one in found.values() if one is not root} == {root.id}
 
 
