@@ -126,6 +126,14 @@ class Service:
         lines = [line for line in text.splitlines() if line and not line.startswith("#")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
+    def metrics_when(self, what):
+        """Wait until this is true of the metrics; give them."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not what(now := self.metrics()):
+            assert time.monotonic() < deadline, now
+            time.sleep(0.1)
+        return now
+
 
 @contextmanager
 def _process(env, *command, pass_fds=()):

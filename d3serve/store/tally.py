@@ -65,7 +65,7 @@ class Counted:
 
 
 def observe(spent: Counter[str], lane: str, spent_ms: Mapping[str, float | None]) -> None:
-    """Note where a job's time went, in fields of the hash `tally`; None: nobody knows. A clock that ran back: nowhere."""
+    """Note where a job's time went, in fields of the hash `tally`; None: nobody knows. A clock may be set back."""
     for what, ms in spent_ms.items():
         if ms is not None:
             took = max(0.0, ms)

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import threading
+from collections import Counter
 
 import pytest
 
@@ -35,6 +36,7 @@ class Store:
         self.answers, self.failures = {}, {}
         self.refused = threading.Event()
         self.passing = list  # jobs that overtake a large one between its passes
+        self.taken, self.spent = set(), Counter()
 
     def claim(self, _pid, *, beside="", **_):
         return Turn("beside", self.passing()) if beside else Turn("lease", self.claimed)
@@ -50,16 +52,17 @@ class Store:
     def succeed_all(self, _lease, successes, _identity):
         self.committed += [each.job_id for each in successes]
         self.answers |= {each.job_id: each.response for each in successes}
-        return [True] * len(successes)
+        return [0 if each.job_id in self.taken else 1300 for each in successes]
 
     def fail(self, _lease, name, error):
         self.failures[name] = error
-        return True
+        return 1700
 
     def more(self, _lease):
         return list(itertools.islice(self.joiners, 1))
 
-    def free(self, lease, mode, _warm, _spent):
+    def free(self, lease, mode, _warm, spent):
+        self.spent.update(spent)
         self.freed.append(mode if lease == "lease" else f"{lease} {mode}")
         return Freed(0, 0, [])
 
@@ -120,6 +123,25 @@ def test_the_jobs_of_a_pass_are_committed_in_one_round_trip():
     store.succeed_all = lambda *given: trips.append(1) or ends(*given)
     run(store, max_batch_questions=100)
     assert (store.committed, len(trips)) == (["a", "b", "c"], 1)
+
+
+def test_the_end_of_a_turn_tells_where_the_time_of_those_went_that_it_ended():
+    store = Store("a", "b", "c")
+    store.claimed = [dataclasses.replace(each, lane="offline", waited_ms=7) for each in store.claimed]
+    store.claimed[1] = dataclasses.replace(store.claimed[1], state="=fake:crash")
+    store.taken = {"c"}
+    run(store)
+    assert store.committed == ["a", "c"]
+    often, sums = Counter(), {}
+    for name, count in store.spent.items():
+        what, lane, bound = name.split(":")
+        assert lane == "offline"
+        if bound == "us":
+            sums[what] = count
+        else:
+            often[what] += count
+    assert often == {"queue": 2, "tokenize": 1, "pass": 1, "total": 2}
+    assert (sums["queue"], sums["total"]) == (14_000, 3_000_000)
 
 
 def test_the_jobs_of_a_turn_are_tokenized_side_by_side():
