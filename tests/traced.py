@@ -59,6 +59,13 @@ class Collector:
                     found += [_span(told["service.name"], each) for each in scope.spans]
         return found
 
+    def wait_for_hooks(self, count):
+        """Wait until so many webhooks have come."""
+        deadline = time.monotonic() + PATIENCE_S
+        while len(self.hooks) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
     def wait_for(self, what):
         """Wait until this is true of the spans; give them."""
         deadline = time.monotonic() + PATIENCE_S

@@ -4,7 +4,7 @@ import socket
 import time
 
 import httpx
-from traced import PATIENCE_S, serving
+from traced import serving
 
 from d3serve import tracing
 
@@ -23,12 +23,11 @@ def answered(service, hook):
 
 
 def test_every_process_sends_its_last_spans_as_it_stops(redis_url, collector):
+    collector.exported.clear()
     with serving(redis_url, collector, "stopping", OTEL_BSP_SCHEDULE_DELAY=NEVER_MS) as service:
+        hooks = len(collector.hooks)
         assert answered(service, f"{collector.url}/hook") == "succeeded"
-        deadline = time.monotonic() + PATIENCE_S
-        while not collector.hooks:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        collector.wait_for_hooks(hooks + 1)
         assert collector.spans() == [], "it was to wait"
     assert {one.name for one in collector.spans()} >= SPANS
 
@@ -42,10 +41,7 @@ def test_jobs_and_webhooks_go_on_beside_a_collector_that_takes_and_never_answers
         with serving(redis_url, collector, "silent", **told) as service:
             for _ in range(3):
                 assert answered(service, f"{collector.url}/hook") == "succeeded"
-            deadline = time.monotonic() + PATIENCE_S
-            while len(collector.hooks) < before + 3:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            collector.wait_for_hooks(before + 3)
 
 
 def test_all_spans_of_the_largest_turn_reach_a_collector_that_is_slow(monkeypatch, collector):
