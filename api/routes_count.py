@@ -14,6 +14,7 @@ from d3serve.api.response_models import CountResource
 from d3serve.schemas import DecisionRequest, Lane
 from d3serve.settings import Settings
 from d3serve.store.encode import choose_lane
+from d3serve.tracing import traceparent_here
 
 router = APIRouter(prefix="/v1/count", tags=["jobs"], responses=PROBLEMS)
 
@@ -24,7 +25,8 @@ async def count(request: Request, parts: TheParts, tenant: Writer) -> Response:
     taken = await parts.intake.take_in(await read_submission(request, parts.settings))
     model, revision = await parts.models.resolve(taken.request.model, taken.request.kinds)
     asked, lane = replace(taken.request, model=model), choose_lane(parts.settings, taken.request)
-    found = await parts.counts.count(asked, tenant=tenant, revision=revision)
+    here = traceparent_here(None)
+    found = await parts.counts.count(asked, tenant=tenant, revision=revision, traceparent=here)
     tokens = found.total_tokens
     estimate = None if tokens is None else await parts.counts.estimate(lane, tenant, tokens)
     told = found.model_dump(exclude={"refused"}) | {

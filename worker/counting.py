@@ -13,6 +13,7 @@ from d3serve.schemas.counting import Count, CountRequest, QuestionCount
 from d3serve.settings import Settings
 from d3serve.store.counting import CountQueue
 from d3serve.store.turns import ClaimedJob
+from d3serve.tracing import telling
 from d3serve.worker.engines import Engine, Prepared
 from d3serve.worker.preparing import Preparer
 
@@ -45,7 +46,10 @@ class Counter(threading.Thread):
                 taken = self._queue.take(self._engine.info.revision or "")
                 if taken is not None:
                     request_id, request = taken
-                    self._queue.answer(request_id, self.count(request))
+                    with telling("count", request.traceparent or None, {}, kind="consumer") as told:
+                        found = self.count(request)
+                        told.attributes["d3serve.tokens"] = found.total_tokens or 0
+                    self._queue.answer(request_id, found)
             except StorageUnavailable:
                 time.sleep(AWAY_S)
             except Exception as error:  # a thread's edge: without it nothing would be counted any more

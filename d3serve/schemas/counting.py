@@ -7,13 +7,17 @@ from d3serve.schemas.questions import Wire
 
 
 class CountRequest(Wire):
-    """A request as a job would store it, all texts; `lane` is the one asked for, empty where none is."""
+    """A request as a job would store it, all texts; `lane` is the one asked for, empty where none is.
+
+    `traceparent` is of the API's request, empty where that is in no trace.
+    """
 
     tenant: str
     model: str
     lane: str
     state: str
     questions: str
+    traceparent: str = ""
 
 
 class QuestionCount(Wire):

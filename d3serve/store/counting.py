@@ -52,8 +52,10 @@ class CountDesk:
         """Close the connections."""
         await self._table.close()
 
-    async def count(self, request: EncodedRequest, *, tenant: str, revision: str = "") -> Count:
-        """Have a worker count; with `revision`, one that serves that.
+    async def count(
+        self, request: EncodedRequest, *, tenant: str, revision: str = "", traceparent: str | None = None
+    ) -> Count:
+        """Have a worker count; with `revision`, one that serves that; in the trace of `traceparent`.
 
         Raises:
             RateLimited: the tenant has as many requests under way here as one may.
@@ -64,18 +66,20 @@ class CountDesk:
             raise RateLimited(f"{MAX_OF_TENANT} requests to count are under way already; ask again")
         self._asking[tenant] += 1
         try:
-            return await self._ask(request, tenant, self._table.key("counts", revision))
+            told = {"tenant": tenant, "model": request.model, "lane": request.options.lane or ""}
+            texts = {"state": request.state, "questions": request.questions, "traceparent": traceparent or ""}
+            return await self._ask(told | texts, self._table.key("counts", revision))
         finally:
             self._asking[tenant] -= 1
             if not self._asking[tenant]:
                 del self._asking[tenant]
 
-    async def _ask(self, request: EncodedRequest, tenant: str, waiting: str) -> Count:
+    async def _ask(self, request: dict[str, str], waiting: str) -> Count:
         request_id = secrets.token_hex(16)
         if await self._table.send("llen", waiting) >= MAX_WAITING:  # before bytes are sent for nothing
             raise _full()
         try:
-            if await self._put(request_id, request, tenant, waiting) > MAX_WAITING:
+            if await self._put(request_id, request, waiting) > MAX_WAITING:
                 raise _full()
             found = await self._answer(request_id)
         finally:  # of a request that was answered nothing is there
@@ -84,13 +88,11 @@ class CountDesk:
             raise NoWorker(f"no worker has counted this within {WITHIN_S:g} s")
         return Count.model_validate_json(found)
 
-    async def _put(self, request_id: str, request: EncodedRequest, tenant: str, waiting: str) -> int:
+    async def _put(self, request_id: str, request: dict[str, str], waiting: str) -> int:
         """Let workers see a request; how many wait now. Its texts go as they are: to write 16 MiB anew takes long."""
-        told = {"tenant": tenant, "model": request.model, "lane": request.options.lane or ""}
-        texts = {"state": request.state, "questions": request.questions}
         key = self._table.key("count", request_id)
         async with self._table.pipeline(transaction=True) as pipe:
-            pipe.hset(key, mapping=told | texts)
+            pipe.hset(key, mapping=request)
             pipe.expire(key, round(WITHIN_S))
             pipe.rpush(waiting, request_id)
             pipe.expire(waiting, round(WITHIN_S))

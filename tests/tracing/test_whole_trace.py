@@ -35,6 +35,7 @@ def told(service, collector):
     assert crashed.json()["status"] == "failed", crashed.text
     assert post(service, trace=UNSAMPLED, sampled="00").is_success
     assert httpx.get(f"{service.url}/v1/jobs/{SECRET}").status_code == 404
+    assert post(service, "/v1/count", trace="d" * 32).is_success
     with service.worker_held():
         bodies = [{"model": "fake", "state": f"{SECRET} {n}", "questions": QUESTIONS} for n in range(3)]
         together = [httpx.post(f"{service.url}/v1/jobs", json=body) for body in bodies]
@@ -46,7 +47,10 @@ def told(service, collector):
         crashed.json()["id"]: {"commit"},
     }
     spans = collector.wait_for(
-        lambda spans: all(of(spans, job_id).keys() >= names for job_id, names in wanted.items())
+        lambda spans: (
+            all(of(spans, job_id).keys() >= names for job_id, names in wanted.items())
+            and {"POST /v1/count", "count"} <= {one.name for one in spans}
+        )
     )
     ended = 'd3serve_job_seconds_count{lane="interactive"}'
     after = service.metrics_when(lambda now: now[ended] - before[ended] >= 6)  # the last turn has been freed
@@ -91,6 +95,12 @@ def test_a_pass_of_several_jobs_links_to_all_of_them(told):
     [first] = [one for one in passes if len(one.links) == 3]
     assert set(first.links) == {(found["POST /v1/jobs"].trace, found["POST /v1/jobs"].id) for found in traces}
     assert [one.links for one in passes if one is not first] == [[(first.trace, first.id)]] * 2
+
+
+def test_a_count_is_part_of_the_callers_trace_too(told):
+    asked, counted = sorted((one for one in told.spans if one.trace == "d" * 32), key=lambda one: one.began)
+    assert (asked.name, asked.service) == ("POST /v1/count", "d3serve-api")
+    assert (counted.name, counted.service, counted.parent) == ("count", "d3serve-worker", asked.id)
 
 
 def test_a_job_that_fails_says_so_by_its_code(told):
