@@ -21,7 +21,6 @@ from d3serve.schemas.questions import Answer, ErrorAnswer, QuestionError
 from d3serve.settings import Settings
 from d3serve.store.encode import decode_questions
 from d3serve.store.records import Stage
-from d3serve.store.tally import observe
 from d3serve.store.turns import ClaimedJob, FreeMode, Success, Turn, TurnStore
 from d3serve.wake.celery_app import TURN_LIMIT_S, WakeSender
 from d3serve.worker import traces
@@ -354,11 +353,7 @@ class TurnRunner:
         )
         for (work, success), took_ms in zip(decided, accepted, strict=True):
             outcome = "succeeded" if took_ms else "refused"
-            if took_ms:
-                spent_ms = {"tokenize": work.tokenize_ms, "pass": success.pass_ms}
-                observe(
-                    turn.spent, work.job.lane, {"queue": work.job.waited_ms, **spent_ms, "total": took_ms}
-                )
+            turn.count(work.job, took_ms, {"tokenize": work.tokenize_ms, "pass": success.pass_ms})
             traces.tell_committed(work.job, (began, time.time()), outcome, success.response.usage)
             self._log(work, outcome, success.response.usage)
             report.jobs += 1
@@ -388,8 +383,7 @@ class TurnRunner:
         began = time.time()
         took_ms = self._store.fail(turn.lease, job.id, told)
         outcome = "failed" if took_ms else "refused"
-        if took_ms:
-            observe(turn.spent, job.lane, {"queue": job.waited_ms, "total": took_ms})
+        turn.count(job, took_ms, {})
         traces.tell_committed(job, (began, time.time()), outcome, code=error.code)
         log.info("job.done", job_id=job.id, status=outcome, code=error.code, attempt=job.attempt)
 

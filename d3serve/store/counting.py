@@ -66,9 +66,11 @@ class CountDesk:
             raise RateLimited(f"{MAX_OF_TENANT} requests to count are under way already; ask again")
         self._asking[tenant] += 1
         try:
-            told = {"tenant": tenant, "model": request.model, "lane": request.options.lane or ""}
-            texts = {"state": request.state, "questions": request.questions, "traceparent": traceparent or ""}
-            return await self._ask(told | texts, self._table.key("counts", revision))
+            told: dict[str, str] = {
+                "tenant": tenant, "model": request.model, "lane": request.options.lane or "",
+                "state": request.state, "questions": request.questions, "traceparent": traceparent or "",
+            }  # fmt: skip
+            return await self._ask(told, self._table.key("counts", revision))
         finally:
             self._asking[tenant] -= 1
             if not self._asking[tenant]:

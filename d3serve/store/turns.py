@@ -17,6 +17,7 @@ from d3serve.store.memory import SpareRoom
 from d3serve.store.records import Stage
 from d3serve.store.states import REFERENCE, StateFolder
 from d3serve.store.table import Argument, Table
+from d3serve.store.tally import observe
 
 FAIRNESS_MS = 5_000  # a group that has waited longer goes before any warm one
 OFFLINE_PATIENCE_MS = (
@@ -79,6 +80,11 @@ class Turn:
     wakes: list[Lane] = field(default_factory=list)
     known: bool = True
     spent: Counter[str] = field(default_factory=Counter)
+
+    def count(self, job: ClaimedJob, took_ms: int, spent_ms: Mapping[str, float | None]) -> None:
+        """Note where a job's time went that took so long in all; 0: somebody else ended it."""
+        if took_ms:
+            observe(self.spent, job.lane, {"queue": job.waited_ms, **spent_ms, "total": took_ms})
 
 
 @dataclass(frozen=True)
