@@ -66,7 +66,7 @@ class CountDesk:
             raise RateLimited(f"{MAX_OF_TENANT} requests to count are under way already; ask again")
         self._asking[tenant] += 1
         try:
-            told: dict[str, str] = {
+            told: dict[str, str | bytes] = {
                 "tenant": tenant, "model": request.model, "lane": request.options.lane or "",
                 "state": request.state, "questions": request.questions, "traceparent": traceparent or "",
             }  # fmt: skip
@@ -76,7 +76,7 @@ class CountDesk:
             if not self._asking[tenant]:
                 del self._asking[tenant]
 
-    async def _ask(self, request: dict[str, str], waiting: str) -> Count:
+    async def _ask(self, request: dict[str, str | bytes], waiting: str) -> Count:
         request_id = secrets.token_hex(16)
         if await self._table.send("llen", waiting) >= MAX_WAITING:  # before bytes are sent for nothing
             raise _full()
@@ -90,7 +90,7 @@ class CountDesk:
             raise NoWorker(f"no worker has counted this within {WITHIN_S:g} s")
         return Count.model_validate_json(found)
 
-    async def _put(self, request_id: str, request: dict[str, str], waiting: str) -> int:
+    async def _put(self, request_id: str, request: dict[str, str | bytes], waiting: str) -> int:
         """Let workers see a request; how many wait now. Its texts go as they are: to write 16 MiB anew takes long."""
         key = self._table.key("count", request_id)
         async with self._table.pipeline(transaction=True) as pipe:
