@@ -14,6 +14,7 @@ from d3serve.wake.celery_app import WakeSender
 log = structlog.get_logger("d3serve.api")
 SWEEP_EVERY_S: Final = 5.0
 DRAIN_S: Final = 5.0
+CANCEL_AGAIN_S: Final = 0.1
 
 
 class Background:
@@ -32,8 +33,11 @@ class Background:
 
     async def __aexit__(self, *_: object) -> None:
         """Let tasks end for a few seconds, then cancel what is left."""
-        for task in self._endless:
-            task.cancel()
+        going = set(self._endless)
+        while going:  # redis-py swallows a cancellation that meets it while it connects
+            for task in going:
+                task.cancel()
+            going = (await asyncio.wait(going, timeout=CANCEL_AGAIN_S))[1]
         await asyncio.gather(*self._endless, return_exceptions=True)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=DRAIN_S)

@@ -47,3 +47,25 @@ async def test_what_was_started_ends_before_the_process_does_unless_it_hangs(mon
         beside.start(quick())
         beside.start(asyncio.sleep(3600))
     assert ended == ["quick"]
+
+
+async def test_it_ends_though_a_cancellation_is_lost(monkeypatch):
+    """redis-py swallows one that meets it while it connects: an API that was told to stop then stayed."""
+    monkeypatch.setattr(background, "SWEEP_EVERY_S", 0.001)
+    sweeping, lost = asyncio.Event(), asyncio.Event()
+
+    class Connecting:
+        async def sweep(self):
+            sweeping.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if lost.is_set():
+                    raise
+                lost.set()
+            return []
+
+    beside = await Background(Connecting(), print).__aenter__()
+    await sweeping.wait()
+    await asyncio.wait_for(beside.__aexit__(), 10)
+    assert lost.is_set()
