@@ -12,7 +12,15 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from d3serve import __version__, tracing
-from d3serve.api import routes_count, routes_jobs, routes_pages, routes_service, routes_sync, routes_webhooks
+from d3serve.api import (
+    routes_batches,
+    routes_count,
+    routes_jobs,
+    routes_pages,
+    routes_service,
+    routes_sync,
+    routes_webhooks,
+)
 from d3serve.api.background import Background
 from d3serve.api.budget import BodyBudget
 from d3serve.api.calls import Calls
@@ -26,6 +34,7 @@ from d3serve.api.served import ServedModels
 from d3serve.api_keys import KeyRing, make_key_ring
 from d3serve.errors import D3ServeError, InvalidRequest
 from d3serve.settings import Settings
+from d3serve.store.batches import BatchStore
 from d3serve.store.counting import CountDesk
 from d3serve.store.jobs import JobStore
 from d3serve.text.wording import complaint
@@ -74,6 +83,7 @@ def create_app(settings: Settings, *, open_store: Callable[[Settings], JobStore]
         app.router.routes.extend(direct.routes)  # an included router is searched twice
     app.include_router(routes_jobs.router)
     app.include_router(routes_count.router)
+    app.include_router(routes_batches.router)
     app.include_router(routes_webhooks.router)
     app.include_router(routes_service.router)
     app.include_router(routes_pages.router)
@@ -112,6 +122,7 @@ async def _running(
         async with (
             contextlib.aclosing(HookStore.open(settings)) as hooks,
             contextlib.aclosing(CountDesk.open(settings)) as counts,
+            contextlib.aclosing(BatchStore.open(settings)) as batches,
             open_store(settings) as store,
             Background(store, waker) as background,
         ):
@@ -120,7 +131,7 @@ async def _running(
             with contextlib.closing(Intake(settings)) as intake:
                 yield Parts(
                     settings, store, ServedModels(store, settings), background, keys, hooks, egress, calls,
-                    BodyBudget.of(settings), intake, counts,
+                    BodyBudget.of(settings), intake, counts, batches,
                 )  # fmt: skip
 
 

@@ -13,11 +13,14 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from d3serve.api.connections import Connections
 from d3serve.api.problems import problem_response
 from d3serve.errors import D3ServeError, Overloaded, RequestError
+from d3serve.store.files import MAX_FILE_BYTES
 
 MAX_HEAD_BYTES: Final = 32 * 2**10  # request line and headers; most proxies allow as much or less
 MAX_FIELDS: Final = 128  # as pairs of small objects, 32 KiB of empty headers would take 2 MiB
 MAX_PIPELINED: Final = 32  # requests that follow one before it is answered: a packet can hold thousands
 FRAMING_RATIO: Final = 8  # bytes of chunk sizes for one of body: so that even a byte may be a chunk
+UPLOADS: Final = b"/v1/files"  # the one body that is not held whole
+MAX_UPLOAD_BYTES: Final = MAX_FILE_BYTES + 64 * 2**10  # and the form around it
 HEAD_WITHIN_S = 30.0
 BODY_WITHIN_S = 30.0  # and a second for each so many bytes, each way
 BYTES_PER_S: Final = 128 * 2**10
@@ -30,7 +33,7 @@ class BoundedConnection(HttpToolsProtocol):
     def __init__(self, *args: Any, open_connections: Connections, max_body_bytes: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._open = open_connections
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes = self._most_body_bytes = max_body_bytes
         self._waits_since: float | None = None  # for a head
         self._body_since: float | None = None
         self._parts_since: float | None = None
@@ -89,13 +92,14 @@ class BoundedConnection(HttpToolsProtocol):
         """Take the head, which is as long as it may be, and expect a body."""
         self._messages += 1
         self._waits_since, self._body_since, self._body_bytes = None, self.loop.time(), 0
+        self._most_body_bytes = MAX_UPLOAD_BYTES if self.url == UPLOADS else self._max_body_bytes
         self._open.works(self)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body, unless nobody can want so much."""
         self._body_bytes += len(body)
-        if self._body_bytes > self._max_body_bytes + BYTES_PER_S:  # whoever reads it refuses it before that
+        if self._body_bytes > self._most_body_bytes + BYTES_PER_S:  # whoever reads it refuses it before that
             raise ValueError("too long a body")
         super().on_body(body)
 

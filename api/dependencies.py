@@ -15,6 +15,7 @@ from d3serve.api.served import ServedModels
 from d3serve.api_keys import KeyRing
 from d3serve.errors import InvalidRequest
 from d3serve.settings import Settings
+from d3serve.store.batches import BatchStore
 from d3serve.store.counting import CountDesk
 from d3serve.store.jobs import JobStore
 from d3serve.tracing import traceparent_here
@@ -41,6 +42,7 @@ class Parts:
     body_budget: BodyBudget
     intake: Intake
     counts: CountDesk
+    batches: BatchStore
 
 
 async def parts(request: Request) -> Parts:

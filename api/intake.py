@@ -52,12 +52,13 @@ def take_in(body: Body, settings: Settings, *, any_dialect: bool) -> Taken:
     """
     parts = split_parts(body.data, body.boundary) if body.boundary else {REQUEST: body.data}
     payload = read_payload(parts.pop(REQUEST))
-    return _checked(payload, settings, any_dialect=any_dialect, parts=parts)
+    return check_payload(payload, settings, any_dialect=any_dialect, parts=parts)
 
 
-def _checked(
+def check_payload(
     payload: dict[str, Any], settings: Settings, *, any_dialect: bool, parts: media.Parts | None = None
 ) -> Taken:
+    """The request that a JSON object is. Raises InvalidRequest like `take_in`."""
     payload, files = media.take_media(
         payload, parts or {}, settings, messages=any_dialect and is_openai(payload)
     )
@@ -98,7 +99,7 @@ class Intake:
                 await asyncio.sleep(0)  # whatever else there is to do comes between two bodies
                 payload = read_payload(body.data)
                 if len(body.data) <= CHECKED_BYTES or _is_text(payload):
-                    return _checked(payload, self._settings, any_dialect=any_dialect)
+                    return check_payload(payload, self._settings, any_dialect=any_dialect)
         return await self._readers.take_in(body, any_dialect)
 
     def close(self) -> None:

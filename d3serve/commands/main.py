@@ -15,7 +15,7 @@ from d3serve.commands.evaluate import evaluate
 from d3serve.commands.extras import explained
 from d3serve.commands.new_key import new_key
 from d3serve.commands.operate import operate
-from d3serve.commands.start import api, up, webhooks, worker
+from d3serve.commands.start import api, batches, up, webhooks, worker
 from d3serve.commands.submit import submit
 from d3serve.commands.surroundings import tidy_environment
 from d3serve.commands.terminal import degrade, printing, tell_error
@@ -30,7 +30,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (up, api, worker, webhooks, new_key, ask, submit, evaluate, models, pull, check, demo, doctor):
+for command in (
+    up,
+    api,
+    worker,
+    webhooks,
+    batches,
+    new_key,
+    ask,
+    submit,
+    evaluate,
+    models,
+    pull,
+    check,
+    demo,
+    doctor,
+):
     app.command()(command)
 app.add_typer(operate, name="jobs")
 

@@ -1,4 +1,4 @@
-"""`d3serve up`, `api`, `worker` and `webhooks`: the processes of an installation, all at once or one."""
+"""`d3serve up`, `api`, `worker`, `webhooks` and `batches`: the processes of an installation, all at once or one."""
 
 import socket
 from typing import Annotated, Any
@@ -42,7 +42,7 @@ def up(
     port: Port = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run broker (unless --redis-url is given), API, workers and webhook sender in one process tree."""
+    """Run broker (unless --redis-url is given), API, workers, webhook sender and feeder of batches in one process tree."""
     settings = _settings(locals())
     leave_start_folder()
     preflight(settings, CHECKS)
@@ -120,6 +120,19 @@ def webhooks(redis_url: RedisUrl = None, exit_with_parent: ExitWithParent = Fals
     if exit_with_parent:
         supervisor.exit_with_parent(settings.stop_grace_s + supervisor.LEAVE_S)
     raise typer.Exit(webhooks_main(settings))
+
+
+def batches(
+    redis_url: RedisUrl = None, model: Model = None, exit_with_parent: ExitWithParent = False
+) -> None:
+    """Run the feeder of batches: make jobs of their lines, and files of the answers."""
+    settings = _settings(locals(), leave_out=("exit_with_parent",))
+    leave_start_folder()
+    from d3serve.api.batch_main import batches_main
+
+    if exit_with_parent:
+        supervisor.exit_with_parent(settings.stop_grace_s + supervisor.LEAVE_S)
+    raise typer.Exit(batches_main(settings))
 
 
 def _settings(flags: dict[str, Any], leave_out: tuple[str, ...] = ()) -> Settings:

@@ -15,6 +15,7 @@ KeyName = Literal[
     "worker", "workers", "finished", "work", "tally", "hooks_due", "outbox", "outboxes",
     "delivery", "told", "events", "hooks_open", "hooks_of", "hook_secret", "endpoints", "folder", "done",
     "count", "counts", "counted",
+    "file", "files", "piece", "batch", "batches", "flight", "labels", "feed", "feeds",
 ]  # fmt: skip
 
 
@@ -118,6 +119,25 @@ TABLE: dict[KeyName, Key] = {
                        "webhook sender, API", "webhook sender, API"),
     "endpoints": Key("endpoints:", "hash", "webhook endpoints of a <tenant>, JSON, by id", "-", "API",
                      "webhook sender, API"),
+    # files and batches: docs/adr/0013
+    "file": Key("file:", "hash", "file <id>: tenant, purpose, name, bytes, how many pieces, how many batches read it",
+                "the file's", "file_add batch_add batch_step", "API, feeder"),
+    "files": Key("files:", "zset", "file ids of a <tenant> by creation", "an id goes with its file, when listed",
+                 "file_add batch_step file_drop", "API (list)"),
+    "piece": Key("piece:", "string", "a piece of a file, by digest of file and number: '=text' or '@<file> <bytes>'",
+                 "its file's; 1 h before there is one", "piece_put batch_step", "API, feeder, sweep"),
+    "batch": Key("batch:", "hash", "batch <id>: status, times, counts, cursor, fence of its feeder",
+                 "30 days from its end", "batch_add batch_claim batch_step batch_cancel", "API, feeder"),
+    "batches": Key("batches:", "zset", "batch ids of a <tenant> by creation", "an id goes with its batch, when listed",
+                   "batch_add", "API (list)"),
+    "flight": Key("flight:", "hash", "lines of batch <id> that are jobs now: '<job id> <bytes>'",
+                  "deleted at its end", "batch_step", "feeder"),
+    "labels": Key("labels:", "hash", "of those lines custom_id and the names of what is asked, JSON",
+                  "deleted at its end", "batch_step", "feeder"),
+    "feed": Key("feed:", "zset", "open batches of a <tenant> by when they are looked at next", "-",
+                "batch_add batch_claim batch_step batch_cancel", "batch_claim"),
+    "feeds": Key("feeds", "zset", "tenants by when one of their batches is looked at next", "-",
+                 "batch_add batch_claim batch_step batch_cancel", "batch_claim"),
     "folder": Key("folder", "string", "name of this queue's folder of large states", "-", "API", "API"),
     "count": Key("count:", "hash", "request <id> to count: what a job would store", "10 s", "API", "worker"),
     "counts": Key("counts:", "list", "ids of requests to count, for any worker or one of <revision>", "10 s", "API",

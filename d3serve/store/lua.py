@@ -31,11 +31,20 @@ ScriptName = Literal[
     "idle",
     "rate",
     "ahead",
+    "piece_put",
+    "piece_move",
+    "piece_drop",
+    "file_add",
+    "file_drop",
+    "batch_add",
+    "batch_claim",
+    "batch_step",
+    "batch_cancel",
 ]
 
 
 # Every run makes the functions before a script anew: what ends jobs takes SUBMIT, which ends none, a tenth of its time.
-ENDS: Final = ("ends", "events")
+SHARED: Final = (("ends", "events"), ("pieces",))
 _KEY: Final = re.compile(r"\bK\('(\w+)'")
 _FUNCTION: Final = re.compile(r"^(?:local function )?(\w+)(?: = function)?\(", re.MULTILINE)
 
@@ -44,10 +53,14 @@ _FUNCTION: Final = re.compile(r"^(?:local function )?(\w+)(?: = function)?\(", r
 def script(name: ScriptName) -> str:
     """The script with the key table, and of the shared functions those that it may need, before it."""
     own = _part(name)
-    ends_jobs = any(f"{function}(" in own for part in ENDS for function in _FUNCTION.findall(_part(part)))
-    shared = [tally.lua_prelude(), *map(_part, ENDS)] if ends_jobs else []
-    text = "\n".join([_part("lib"), *shared, own])
+    needed = [part for parts in SHARED if any(_calls(own, part) for part in parts) for part in parts]
+    counts = [tally.lua_prelude()] if "ends" in needed else []
+    text = "\n".join([_part("lib"), *counts, *map(_part, needed), own])
     return f"{lua_prelude(_KEY.findall(text))}\n{text}"
+
+
+def _calls(own: str, part: str) -> bool:
+    return any(f"{function}(" in own for function in _FUNCTION.findall(_part(part)))
 
 
 def _part(name: str) -> str:

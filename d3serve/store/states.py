@@ -136,6 +136,20 @@ def group_of(reference: str) -> str:
     return reference.rpartition("/")[2].partition(".")[0]
 
 
+async def queue_folder(table: AsyncTable) -> str:
+    """The folder of this queue: another queue that shares the root must not sweep ours.
+
+    Raises:
+        StorageUnavailable: its name is none of ours.
+    """
+    key = table.key("folder")
+    await table.send("set", key, secrets.token_hex(8), nx=True)
+    name = str(await table.send("get", key))
+    if not FOLDER.fullmatch(name):
+        raise StorageUnavailable("the job table names a folder of states that d3serve never made")
+    return name
+
+
 class LargeStates:
     """What the API does with large states: sends each once, and removes the files that nobody refers to."""
 
@@ -209,12 +223,5 @@ class LargeStates:
         return list(await self._table.run("stored", *groups))
 
     async def _folder_name(self) -> str:
-        """The folder of this queue: another queue that shares the root must not sweep ours."""
-        if not self._folder:
-            key = self._table.key("folder")
-            await self._table.send("set", key, secrets.token_hex(8), nx=True)
-            name = str(await self._table.send("get", key))
-            if not FOLDER.fullmatch(name):
-                raise StorageUnavailable("the job table names a folder of states that d3serve never made")
-            self._folder = name
+        self._folder = self._folder or await queue_folder(self._table)
         return self._folder

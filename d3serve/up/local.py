@@ -1,4 +1,6 @@
-"""One machine, one process tree: the broker (unless there is a URL), the API, workers, the webhook sender."""
+"""One machine, one process tree: the broker (unless there is a URL), the API, workers, the webhook sender, the feeder
+of batches.
+"""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -43,7 +45,8 @@ def running(settings: Settings) -> Iterator[tuple[ProcessTree, str]]:
             start_workers(tree, crew, env)  # first: they take longest
             start_apis(tree, listeners, env | shared)
             tree.wait_until(lambda: _are_ready(len(crew), probe, url), READY_TIMEOUT_S, what="the model")
-            tree.start("webhooks", ["webhooks"], env)  # last: it would take a processor from the two above
+            tree.start("webhooks", ["webhooks"], env)  # last: they would take a processor from the two above
+            tree.start("batches", ["batches"], env)
             yield tree, url
 
 

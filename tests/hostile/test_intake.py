@@ -116,7 +116,7 @@ async def test_others_get_their_turn_between_two_bodies(monkeypatch):
         return {}
 
     monkeypatch.setattr(module, "read_payload", read)
-    monkeypatch.setattr(module, "_checked", lambda *_args, **_options: None)
+    monkeypatch.setattr(module, "check_payload", lambda *_args, **_options: None)
     with contextlib.closing(Intake(SETTINGS)) as intake:
         all_read = asyncio.gather(*(intake.take_in(Body(b" " * (BRIEF_BYTES + 1))) for _ in range(20)))
         while not all_read.done():

@@ -1,0 +1,34 @@
+"""The process `d3serve batches`."""
+
+import asyncio
+import contextlib
+import signal
+
+from d3serve.api.batch_feeder import Feeder
+from d3serve.logs import configure_logging
+from d3serve.settings import Settings
+from d3serve.store.batches import BatchStore
+from d3serve.store.connect import check_server
+from d3serve.store.jobs import JobStore
+from d3serve.wake.celery_app import Waker
+
+
+def batches_main(settings: Settings) -> int:
+    """Run the feeder until a signal stops it; the exit code.
+
+    Raises:
+        BrokerUnavailable: Redis does not answer, or may evict keys.
+    """
+    configure_logging(settings, process="batches")
+    check_server(settings)
+    asyncio.run(_main(settings))
+    return 0
+
+
+async def _main(settings: Settings) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    with contextlib.closing(Waker(settings)) as waker:
+        async with JobStore.open(settings) as jobs, contextlib.aclosing(BatchStore.open(settings)) as batches:
+            await Feeder(batches, jobs, settings, waker).run(stop)

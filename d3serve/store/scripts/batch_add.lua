@@ -1,0 +1,21 @@
+-- BATCH_ADD: make a batch of a file, to be looked at now. ARGV: id, tenant, file, window_ms, margin_ms (that the file is
+-- kept for beyond it), most (open of a tenant), then field, value ... Answers {'new'}, {'unknown'} (the file), {'purpose', which}, {'short', expires of the file} or
+-- {'full', open}.
+local id, tenant, file, window, margin, most = unpack(ARGV, 1, 6)
+local owner, purpose, expires = unpack(redis.call('HMGET', K('file', file), 'tenant', 'purpose', 'expires'))
+local now, open = now_ms(), redis.call('ZCARD', K('feed', tenant))
+if owner ~= tenant then
+  return {'unknown'}
+elseif purpose ~= 'batch' then
+  return {'purpose', purpose}
+elseif tonumber(expires) < now + window + margin then
+  return {'short', tonumber(expires)}
+elseif open >= tonumber(most) then
+  return {'full', open}
+end
+redis.call('HSET', K('batch', id), 'tenant', tenant, 'input', file, 'status', 'validating', 'created', int(now),
+  'expires', int(now + window), 'fence', 0, unpack(ARGV, 7))
+redis.call('ZADD', K('batches', tenant), string.format('%.3f', now_fine()), id)
+redis.call('HINCRBY', K('file', file), 'used', 1)
+feed_at(tenant, id, now)
+return {'new'}

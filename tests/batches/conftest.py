@@ -1,0 +1,105 @@
+"""A served API, a feeder beside it, and the stock client."""
+
+import asyncio
+import contextlib
+import json
+
+import openai
+import pytest
+from service import app, client, service, serving, settings, stats, take_turns, worker
+
+from d3serve.api.batch_feeder import Feeder
+from d3serve.store.batches import BatchStore
+from d3serve.store.jobs import JobStore
+
+__all__ = ["app", "client", "service", "serving", "settings", "stats", "take_turns", "worker"]
+
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+@pytest.fixture
+def decisions():
+    """Lines of a batch for /v1/decisions."""
+
+    def make(count, start=0, **changes):
+        asked = [{"type": "predicate", "name": "net", "instructions": "The package needs a network."}]
+        return [
+            {
+                "custom_id": f"line-{number}", "method": "POST", "url": "/v1/decisions",
+                "body": {"model": "jev-latest", "input": f"state {number}", "questions": asked},
+            } | changes
+            for number in range(start, start + count)
+        ]  # fmt: skip
+
+    return make
+
+
+def jsonl(lines):
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+class Batches:
+    """The stock client, and what a test asks of it again and again."""
+
+    def __init__(self, address):
+        self.client = openai.AsyncOpenAI(api_key="any", base_url=f"{address}/v1", max_retries=0)
+
+    async def upload(self, lines, **more):
+        data = lines if isinstance(lines, bytes) else jsonl(lines)
+        return await self.client.files.create(file=("requests.jsonl", data), purpose="batch", **more)
+
+    async def start(self, lines, endpoint="/v1/decisions", **more):
+        file = await self.upload(lines)
+        return await self.client.batches.create(
+            input_file_id=file.id, endpoint=endpoint, completion_window="24h", **more
+        )
+
+    async def until(self, batch, *statuses, within_s=90):
+        async with asyncio.timeout(within_s):
+            while (found := await self.client.batches.retrieve(batch.id)).status not in (statuses or ENDED):  # noqa: ASYNC110 - the client polls
+                await asyncio.sleep(0.02)
+        return found
+
+    async def rows(self, file_id):
+        if file_id is None:
+            return []
+        content = await self.client.files.content(file_id)
+        return [json.loads(line) for line in content.content.splitlines()]
+
+
+@pytest.fixture
+async def batches(service, worker):  # noqa: ARG001 - a model is served
+    asked = Batches(service)
+    yield asked
+    await asked.client.close()
+
+
+@pytest.fixture
+async def make_feeder(settings):
+    """A feeder that does a step when it is told to."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(**changes):
+            chosen = settings.model_copy(update=changes)
+            jobs = await stack.enter_async_context(JobStore.open(chosen))
+            table = await stack.enter_async_context(contextlib.aclosing(BatchStore.open(chosen)))
+            return Feeder(table, jobs, chosen, lambda _lane: None)
+
+        yield make
+
+
+@pytest.fixture
+def feeding(make_feeder):
+    """A feeder that works for as long as the block lasts."""
+
+    @contextlib.asynccontextmanager
+    async def run(**changes):
+        stop = asyncio.Event()
+        task = asyncio.create_task((await make_feeder(**changes)).run(stop))
+        try:
+            yield
+        finally:
+            stop.set()
+            await task
+
+    return run
