@@ -60,6 +60,7 @@ JOB_TTL_S: Final = 2 * 86_400  # of a line's job: longer than its batch
 READ_AT_ONCE: Final = 32
 MAX_FINDINGS: Final = 100
 LOST: Final = (FileGone, StateLost, NotFound)
+NO_ROOM: Final = (QueueFull, QuotaExceeded, StorageUnavailable)
 
 
 @dataclass(frozen=True)
@@ -316,7 +317,7 @@ class _Turn:
         ):  # an alias leads to what a worker serves: better to wait for one
             self._delay_s = CROWDED_S
             return
-        with contextlib.suppress(QueueFull, QuotaExceeded):
+        with contextlib.suppress(*NO_ROOM):  # what was achieved is written all the same: it makes room
             self._delay_s = CROWDED_S
             async for text, number in self._unread():
                 if room <= 0 or room_bytes <= 0:
@@ -335,7 +336,7 @@ class _Turn:
             return
         try:
             label, job_id = await self._job_of(line, number)
-        except (QueueFull, QuotaExceeded, StorageUnavailable):
+        except NO_ROOM:
             raise
         except D3ServeError as error:
             self._write(failed(batch.endpoint, line.custom_id, error))

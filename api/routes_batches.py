@@ -1,5 +1,6 @@
 """`/v1/files` and `/v1/batches`, as OpenAI's clients call them."""
 
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -96,8 +97,15 @@ async def file_content(file_id: str, parts: TheParts, tenant: Reader) -> Respons
     """The contents of a file, as they are."""
     files = parts.batches.files
     file = await files.get(file_id, tenant)
-    contents, headers = files.contents(file), {"Content-Length": str(file.bytes)}
-    return StreamingResponse(contents, headers=headers, media_type=JSONL)
+    contents = files.contents(file)
+    first = await anext(contents)  # so that a file that has gone is told of before an answer begins
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield first
+        async for piece in contents:
+            yield piece
+
+    return StreamingResponse(whole(), headers={"Content-Length": str(file.bytes)}, media_type=JSONL)
 
 
 @router.delete(FILES + "/{file_id}", response_model=FileDeleted)

@@ -274,7 +274,7 @@ class BatchStore:
         return [JobRecord.from_hash(job_id, row, result) if row else None for job_id, row, result in pairs]
 
     async def step(self, batch: BatchRecord, step: Step, delay_s: float, ended: Ended | None = None) -> bool:
-        """Write what was achieved and give the batch back, due again after `delay_s`; False if another feeder has it."""
+        """Write what was achieved and give the batch back, due again after `delay_s`; False if another claimed it."""
         tails = {kind: _tail_after(batch.tails[kind]) for kind in KINDS}
         texts: list[tuple[Argument, ...]] = [
             (kind, piece_name(batch.pieces_of[kind], tails[kind]), tails[kind], b"".join(step.texts[kind]))
@@ -291,7 +291,8 @@ class BatchStore:
             list(fields.items()), list(step.sums.items()), step.fed, done, texts, files,
         )  # fmt: skip
         flat = [part for row in rows for part in (len(row), *(value for values in row for value in values))]
-        if not await self._table.run("batch_step", batch.id, batch.fence, round(1000 * delay_s), *flat):
+        name, delay_ms = secrets.token_hex(8), round(1000 * delay_s)
+        if not await self._table.run("batch_step", batch.id, batch.fence, name, delay_ms, *flat):
             return False
         if ended is None:
             await self._move_full(batch, [kind for kind in KINDS if step.texts[kind]])

@@ -1,5 +1,5 @@
-"""One machine, one process tree: the broker (unless there is a URL), the API, workers, the webhook sender, the feeder
-of batches.
+"""One machine, one process tree: the broker (unless there is a URL), the API, workers, the webhook sender, the
+feeder of batches.
 """
 
 import tempfile

@@ -4,7 +4,9 @@
 local id, tenant, file, window, margin, most = unpack(ARGV, 1, 6)
 local owner, purpose, expires = unpack(redis.call('HMGET', K('file', file), 'tenant', 'purpose', 'expires'))
 local now, open = now_ms(), redis.call('ZCARD', K('feed', tenant))
-if owner ~= tenant then
+if redis.call('EXISTS', K('batch', id)) == 1 then
+  return {'new'} -- the same call again, after its answer was lost
+elseif owner ~= tenant then
   return {'unknown'}
 elseif purpose ~= 'batch' then
   return {'purpose', purpose}

@@ -1,11 +1,12 @@
 -- BATCH_STEP: all that a feeder has achieved at a batch, in one step; nothing of it unless the fence still holds.
--- ARGV: id, fence, delay_ms (until it is looked at again), then of each of these how many, and they:
+-- ARGV: id, fence, step (a name of its own), delay_ms (until it is looked at again), then of each of these how many, and they:
 --   fields: field, value; sums: field, by how much; lines that are jobs now: line, job and bytes, label;
 --   lines that are none any more: line; texts: 'output' or 'error', piece, its number, text;
 --   files, at the end alone: 'output' or 'error', id, ttl_ms, name, how many pieces, piece ...
--- With a field `ended` the batch is over. Answers 1, or 0 where another feeder has it.
-local id, fence, delay = unpack(ARGV, 1, 3)
-local row, at = K('batch', id), 3
+-- With a field `ended` the batch is over. Answers 1, also to the same step again, whose answer was lost; or 0 where
+-- another feeder has the batch.
+local id, fence, step, delay = unpack(ARGV, 1, 4)
+local row, at = K('batch', id), 4
 local function next_one()
   at = at + 1
   return ARGV[at]
@@ -21,11 +22,13 @@ local function each(width, act)
 end
 
 write_when_full()
-local tenant, held, status, input = unpack(redis.call('HMGET', row, 'tenant', 'fence', 'status', 'input'))
-if held ~= fence then
+local tenant, held, status, input, last = unpack(redis.call('HMGET', row, 'tenant', 'fence', 'status', 'input', 'step'))
+if last == step then
+  return 1
+elseif held ~= fence then
   return 0
 end
-local now, fields = now_ms(), {}
+local now, fields = now_ms(), {step = step}
 each(2, function(field, value)
   fields[field] = value
 end)
