@@ -175,7 +175,7 @@ class Upload:
         if self.bytes > MAX_FILE_BYTES:
             raise BodyTooLarge(f"the file is larger than {MAX_FILE_BYTES:,} bytes", field="file")
         self._buffer += data
-        while len(self._buffer) >= PIECE_BYTES:
+        while len(self._buffer) > PIECE_BYTES:  # so that the byte that comes next is there
             await self._put(_whole_characters(self._buffer, PIECE_BYTES))
 
     async def finish(self, name: str, purpose: str, ttl_s: int | None) -> FileRecord:
@@ -219,7 +219,5 @@ class Upload:
 
 
 def _whole_characters(text: bytearray, size: int) -> int:
-    """The most bytes, up to `size`, that end no character in its middle; UTF-8 shows where one begins."""
-    return next(
-        (end for end in range(size, size - 4, -1) if end == len(text) or text[end] & 0xC0 != 0x80), size
-    )
+    """The most bytes, up to `size`, after which a character begins; of what is no UTF-8, `size`."""
+    return next((end for end in range(size, size - 4, -1) if text[end] & 0xC0 != 0x80), size)

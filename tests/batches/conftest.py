@@ -6,15 +6,26 @@ import json
 
 import openai
 import pytest
-from service import app, client, service, serving, settings, stats, take_turns, worker
+from sabotage import pytest_configure, pytest_generate_tests, sabotage
+from service import app, client, service, serving, stats, take_turns, worker
 
 from d3serve.api.batch_feeder import Feeder
+from d3serve.settings import Settings
 from d3serve.store.batches import BatchStore
 from d3serve.store.jobs import JobStore
 
-__all__ = ["app", "client", "service", "serving", "settings", "stats", "take_turns", "worker"]
+__all__ = [
+    "app", "client", "pytest_configure", "pytest_generate_tests", "sabotage", "service", "serving", "stats",
+    "take_turns", "worker",
+]  # fmt: skip
 
+PREFIX = "d3:{default}:"
 ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+@pytest.fixture
+def settings(redis_url, raw_redis, sabotage):  # noqa: ARG001 - emptied first; a script is broken before it is used
+    return Settings(redis_url=redis_url)
 
 
 @pytest.fixture
@@ -66,6 +77,11 @@ class Batches:
         content = await self.client.files.content(file_id)
         return [json.loads(line) for line in content.content.splitlines()]
 
+    async def outcomes(self, batch):
+        """The custom_ids in both files of a batch."""
+        files = (batch.output_file_id, batch.error_file_id)
+        return sorted(row["custom_id"] for file in files for row in await self.rows(file))
+
 
 @pytest.fixture
 async def batches(service, worker):  # noqa: ARG001 - a model is served
@@ -103,3 +119,22 @@ def feeding(make_feeder):
             await task
 
     return run
+
+
+@pytest.fixture
+def let_claims_run_out(raw_redis):
+    """What a killed feeder had claimed is due."""
+
+    def run_out(tenant="public"):
+        for batch in raw_redis.zrange(f"{PREFIX}feed:{tenant}", 0, -1):
+            raw_redis.zadd(f"{PREFIX}feed:{tenant}", {batch: 0})
+        raw_redis.zadd(f"{PREFIX}feeds", {tenant: 0})
+
+    return run_out
+
+
+@pytest.fixture
+async def table(settings):
+    """The table as a feeder has it."""
+    async with contextlib.aclosing(BatchStore.open(settings)) as opened:
+        yield opened
