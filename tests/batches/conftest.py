@@ -80,7 +80,7 @@ class Batches:
     async def outcomes(self, batch):
         """The custom_ids in both files of a batch."""
         files = (batch.output_file_id, batch.error_file_id)
-        return sorted(row["custom_id"] for file in files for row in await self.rows(file))
+        return sorted([row["custom_id"] for file in files for row in await self.rows(file)])
 
 
 @pytest.fixture

@@ -44,20 +44,31 @@ def kill_at(monkeypatch):
 )
 @pytest.mark.parametrize("steps", [1, 2, 3])
 async def test_a_feeder_that_is_killed_loses_and_doubles_no_line(
-    batches, decisions, make_feeder, worker, kill_at, let_claims_run_out, raw_redis, owner, name, after, steps
+    batches,
+    decisions,
+    make_feeder,
+    worker,
+    kill_at,
+    let_claims_run_out,
+    raw_redis,
+    monkeypatch,
+    owner,
+    name,
+    after,
+    steps,
 ):
+    monkeypatch.setattr("d3serve.api.batch_feeder.WINDOW", 16)
     feeder = await make_feeder()
     batch = await batches.start(decisions(40))
     for _ in range(steps):
         await feeder.work()
     worker.work()
     kill_at(owner, name, after=after)
-    try:
-        for _ in range(3):
+    with pytest.raises(Killed):
+        for _ in range(5):
             let_claims_run_out()
             await feeder.work()
-    except Killed:
-        pass
+            worker.work()
     another = await make_feeder()
     while (done := await batches.client.batches.retrieve(batch.id)).status not in ENDED:
         let_claims_run_out()
