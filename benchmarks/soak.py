@@ -243,7 +243,7 @@ def _name_of(command: str) -> str | None:
             if "resource_tracker" not in command and "semaphore_tracker" not in command
             else None
         )
-    found = re.search(r"-m d3serve (up|api|worker|webhooks)\b", command)
+    found = re.search(r"-m d3serve (up|api|worker|webhooks|batches)\b", command)
     return found[1] if found else None
 
 

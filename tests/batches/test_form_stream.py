@@ -9,7 +9,7 @@ pytestmark = pytest.mark.anyio
 FILE = b"one\r\n--almost\r\n\r\n--xy\r\ntwo\n\x00\xff" + b"z" * 50
 BODY = (
     b'a preamble\r\n--xyz\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
-    b'--xyz\r\nContent-Type: application/jsonl\r\ncontent-disposition: form-data; name="file"; filename="a b.jsonl"\r\n\r\n'
+    b'--xyz\r\nContent-Type: text/x\r\ncontent-disposition: form-data; name="file"; filename="a b.jsonl"\r\n\r\n'
     + FILE
     + b"\r\n--xyz--\r\nan epilogue"
 )  # fmt: skip

@@ -6,7 +6,6 @@ from d3serve.store.batches import BatchStore
 from d3serve.store.jobs import JobStore
 
 pytestmark = pytest.mark.anyio
-PREFIX = "d3:{default}:"
 ENDED = ("completed", "failed")
 
 
@@ -18,7 +17,7 @@ class Killed(BaseException):
 def kill_at(monkeypatch):
     """The next call of a method ends the feeder, before it does anything or after."""
 
-    def arm(owner, name, *, after=False):
+    def arm(owner, name, *, after):
         whole = getattr(owner, name)
 
         async def ends(self, *args, **options):
@@ -30,6 +29,20 @@ def kill_at(monkeypatch):
         monkeypatch.setattr(owner, name, ends)
 
     return arm
+
+
+@pytest.fixture
+def work(let_claims_run_out, worker, monkeypatch):
+    """What a feeder does in so many steps, each as soon as it may, beside a worker that answers what there is."""
+    monkeypatch.setattr("d3serve.api.batch_feeder.WINDOW", 16)
+
+    async def run(feeder, steps):
+        for _ in range(steps):
+            let_claims_run_out()
+            await feeder.work()
+            worker.work()
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -44,36 +57,18 @@ def kill_at(monkeypatch):
 )
 @pytest.mark.parametrize("steps", [1, 2, 3])
 async def test_a_feeder_that_is_killed_loses_and_doubles_no_line(
-    batches,
-    decisions,
-    make_feeder,
-    worker,
-    kill_at,
-    let_claims_run_out,
-    raw_redis,
-    monkeypatch,
-    owner,
-    name,
-    after,
-    steps,
+    batches, decisions, make_feeder, work, kill_at, table, owner, name, after, steps
 ):
-    monkeypatch.setattr("d3serve.api.batch_feeder.WINDOW", 16)
     feeder = await make_feeder()
-    batch = await batches.start(decisions(40))
-    for _ in range(steps):
-        await feeder.work()
-    worker.work()
+    batch = await batches.start(decisions(60))
+    await work(feeder, steps)
     kill_at(owner, name, after=after)
     with pytest.raises(Killed):
-        for _ in range(5):
-            let_claims_run_out()
-            await feeder.work()
-            worker.work()
+        await work(feeder, 4)
     another = await make_feeder()
     while (done := await batches.client.batches.retrieve(batch.id)).status not in ENDED:
-        let_claims_run_out()
-        await another.work()
-        worker.work()
-    assert (done.request_counts.completed, done.request_counts.failed) == (40, 0)
-    assert await batches.outcomes(done) == sorted(f"line-{number}" for number in range(40))
-    assert sum(map(int, raw_redis.hvals(f"{PREFIX}finished"))) == 40, "a line was computed twice"
+        await work(another, 1)
+    assert (done.request_counts.completed, done.request_counts.failed) == (60, 0)
+    assert await batches.outcomes(done) == sorted(f"line-{number}" for number in range(60))
+    finished = await table._table.send("hgetall", table._table.key("finished"))
+    assert finished == {"succeeded": "60"}, "a line was computed twice"

@@ -92,7 +92,7 @@ def test_wrong_usage_is_told_in_one_line(arguments: list[str], env: dict[str, st
     assert len(done.stderr.splitlines()) == 1, "more was said, or something was started first"
 
 
-@pytest.mark.parametrize("command", ["api", "worker", "webhooks", "jobs list"])
+@pytest.mark.parametrize("command", ["api", "worker", "webhooks", "batches", "jobs list"])
 def test_no_process_works_on_a_server_that_may_evict(command: str, tmp_path: Path) -> None:
     with running_broker(Settings(data_dir=tmp_path)) as broker:
         with redis.Redis.from_url(broker.url) as client:

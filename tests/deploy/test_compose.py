@@ -30,8 +30,8 @@ def test_it_fits_the_schema():
 
 
 def test_each_profile_has_one_kind_of_worker():
-    assert started_by("cpu") == {"broker", "api", "webhooks", "worker"}
-    assert started_by("gpu") == {"broker", "api", "webhooks", "worker-gpu"}
+    assert started_by("cpu") == {"broker", "api", "webhooks", "batches", "worker"}
+    assert started_by("gpu") == {"broker", "api", "webhooks", "batches", "worker-gpu"}
     assert started_by("two-gpus") == started_by("gpu") | {"worker-gpu-1"}
     assert started_by("monitoring") == {"broker", "api", "webhooks", *WATCH}, (
         "beside whichever worker is chosen"

@@ -10,6 +10,7 @@ import yaml
 from kustomize import render
 
 import d3serve
+from d3serve.api.bounded_connection import MAX_UPLOAD_BYTES
 from d3serve.api.bounds import MAX_WAIT_S
 from d3serve.settings import Settings
 from d3serve.store.keys import Keys
@@ -40,7 +41,7 @@ INSIDE = [
     "fe80::1",
     "::1",
 ]
-OURS = {"d3serve-api", "d3serve-webhooks", "d3serve-worker"}
+OURS = {"d3serve-api", "d3serve-batches", "d3serve-webhooks", "d3serve-worker"}
 
 
 def templates():
@@ -162,7 +163,9 @@ def test_tls_ends_before_the_service():
     }
     notes = ingress["metadata"]["annotations"]
     assert int(notes["nginx.ingress.kubernetes.io/proxy-read-timeout"]) > MAX_WAIT_S
-    assert int(notes["nginx.ingress.kubernetes.io/proxy-body-size"][:-1]) * 2**20 >= Settings().max_body_bytes
+    assert int(notes["nginx.ingress.kubernetes.io/proxy-body-size"][:-1]) * 2**20 >= max(
+        MAX_UPLOAD_BYTES, Settings().max_body_bytes
+    )
 
 
 def test_the_scaler_looks_at_keys_of_the_job_table():

@@ -55,7 +55,14 @@ def test_our_client_and_the_stock_ones_print_what_is_true(demo_server: str) -> N
     assert (section, float(probability) > 0.9, game) == ("network tools", True, "False")
     assert [line.split()[-1] for line in ours[1:]] == ["games", "tools"]
     assert printed("TypeSafeClient", demo_server) == "network tools\n"
-    assert float(printed("from openai import", demo_server)) > 0.9
+    assert float(printed("client.decisions.create", demo_server)) > 0.9
+
+
+@pytest.mark.slow
+def test_a_batch_is_answered_as_the_documents_show(demo_server: str) -> None:
+    rows = dict(line.split() for line in printed("client.batches.create", demo_server).splitlines())
+    assert float(rows["ntp"]) > 0.9
+    assert rows.keys() == {"ntp", "karts"}
 
 
 @pytest.mark.slow
