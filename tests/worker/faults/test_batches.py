@@ -117,8 +117,8 @@ async def custom_ids(client, file_id):
 @pytest.mark.timeout(900)
 async def test_thirty_kills_of_anything_lose_and_double_no_line(service, parts, client, broker):
     api, feeders, _ = parts
-    lines, chance = 3_000, random.Random(18)  # noqa: S311 # chance, not secrecy
-    engine = {"model": "question_ms=4", "max_batch_questions": 16}
+    lines, chance = 2_000, random.Random(18)  # noqa: S311 # chance, not secrecy
+    engine = {"model": "question_ms=15", "max_batch_questions": 16}  # 15 s of work for two
     for _ in range(2):
         service.start_worker(**engine)
     await service.ready(2)
@@ -129,8 +129,8 @@ async def test_thirty_kills_of_anything_lose_and_double_no_line(service, parts, 
     )
     for number in range(30):
         await asyncio.sleep(chance.uniform(0.0, 0.4))
-        victim = chance.choice(
-            ["api", "feeder", "feeder", "worker", "child", "broker" if number % 5 == 0 else "feeder"]
+        victim = (
+            "broker" if number % 10 == 5 else chance.choice(["api", "feeder", "feeder", "worker", "child"])
         )
         if victim == "api":
             api.restart()
@@ -185,7 +185,7 @@ async def test_the_largest_batch_takes_minutes_and_no_more_memory_than_a_small_o
     took_s = done.completed_at - done.created_at
     peaks = {"api": api.peak_bytes(), "feeder": max(feeder.peak_bytes() for feeder in feeders)}
     broker_bytes = service.redis.info("memory")["used_memory_peak"]
-    print(f"\n{lines:,} lines in {took_s} s; peaks in MB: {peaks}, broker {broker_bytes / 1e6:.0f}")
+    print(f"\n{lines:,} lines in {took_s} s; peaks in MB: {peaks}, broker {broker_bytes / 1e6:.0f}")  # noqa: T201
     assert (done.status, counts.completed, counts.failed) == ("completed", lines, 0)
     ids = await custom_ids(client, done.output_file_id)
     assert len(ids) == len(set(ids)) == lines
