@@ -31,7 +31,6 @@ from d3serve.api.intake import check_payload
 from d3serve.api.served import ServedModels
 from d3serve.errors import (
     D3ServeError,
-    FileGone,
     InternalError,
     InvalidRequest,
     NotFound,
@@ -59,7 +58,7 @@ IDLE_S: Final = 0.25
 JOB_TTL_S: Final = 2 * 86_400  # of a line's job: longer than its batch
 READ_AT_ONCE: Final = 32
 MAX_FINDINGS: Final = 100
-LOST: Final = (FileGone, StateLost, NotFound)
+LOST: Final = (NotFound, StateLost)
 NO_ROOM: Final = (QueueFull, QuotaExceeded, StorageUnavailable)
 
 
@@ -238,7 +237,7 @@ class _Turn:
             case "expired":
                 return Ended("expired")
             case "failed":
-                return Ended("failed", (finding(FileGone("the input is no longer kept"), None),))
+                return Ended("failed", (finding(NotFound("the input is no longer kept"), None),))
         if counts["completed"] + step.sums.get("completed", 0):
             return Ended("completed")
         return Ended("failed", ({"code": "all_requests_failed", "line": None, "param": None,

@@ -56,7 +56,7 @@ class InputLines:
         """The line at a cursor, None at the end, and where the next one stands. Of a line too long, its beginning.
 
         Raises:
-            FileGone, StateLost: a piece is no longer there.
+            NotFound, StateLost: a piece is no longer there.
         """
         parts, size, (number, piece, at) = [], 0, cursor
         while piece <= self._file.pieces:

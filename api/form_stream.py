@@ -68,10 +68,10 @@ class FormStream:
         return not ends
 
     async def _head(self) -> bytes:
-        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
-            if len(self._buffer) > MAX_HEAD_BYTES:
-                raise InvalidRequest(f"a part has headers of more than {MAX_HEAD_BYTES} bytes")
+        while (end := self._buffer.find(b"\r\n\r\n")) < 0 and len(self._buffer) <= MAX_HEAD_BYTES:
             await self._more()
+        if not 0 <= end <= MAX_HEAD_BYTES:
+            raise InvalidRequest(f"a part has headers of more than {MAX_HEAD_BYTES} bytes")
         head = bytes(self._buffer[: end + 2])
         del self._buffer[: end + 4]
         return head

@@ -11,9 +11,7 @@
     │   ├── NotFound                 404 not_found
     │   ├── JobNotFinished           409 job_not_finished
     │   ├── AlreadySucceeded         409 already_succeeded
-    │   ├── FileInUse                409 file_in_use
     │   ├── JobExpired               410 result_expired
-    │   ├── FileGone                 410 file_gone
     │   ├── EventErased              410 event_erased
     │   ├── RequestErased            410 request_erased
     │   ├── BodyTooLarge             413 body_too_large
@@ -141,20 +139,6 @@ class AlreadySucceeded(RequestError):
 
     code = "already_succeeded"
     http_status = 409
-
-
-class FileInUse(RequestError):
-    """A batch that has not ended reads the file."""
-
-    code = "file_in_use"
-    http_status = 409
-
-
-class FileGone(RequestError):
-    """A part of the file is no longer kept: it was deleted, or its time has passed, while it was read."""
-
-    code = "file_gone"
-    http_status = 410
 
 
 class JobExpired(RequestError):

@@ -7,8 +7,8 @@ from typing import Final, Self
 
 from d3serve.errors import (
     BodyTooLarge,
-    FileInUse,
     InvalidRequest,
+    JobNotFinished,
     NotFound,
     QuotaExceeded,
     StorageUnavailable,
@@ -93,7 +93,7 @@ class FileStore:
         """The contents of a file, a piece at a time.
 
         Raises:
-            FileGone: it was deleted, or has run out, meanwhile.
+            NotFound: it was deleted, or has run out, meanwhile.
             StateLost: it is no longer in the folder of states.
         """
         for name in piece_names(file.id, file.pieces):
@@ -121,14 +121,16 @@ class FileStore:
 
         Raises:
             NotFound: as for `get`.
-            FileInUse: a batch that has not ended reads it.
+            JobNotFinished: a batch that has not ended reads it.
         """
         file = await self.get(file_id, tenant)
         answer = await self._table.run("file_drop", file_id, tenant, *piece_names(file_id, file.pieces))
         if answer == 0:
             raise NotFound("no such file, or no longer", field="file_id")
         if answer == -1:
-            raise FileInUse("a batch that has not ended reads this file; cancel it first", field="file_id")
+            raise JobNotFinished(
+                "a batch that has not ended reads this file; cancel it first", field="file_id"
+            )
 
     async def _count(self, tenant: str) -> int:
         count = int(await self._table.send("zcard", self._table.key("files", tenant)))

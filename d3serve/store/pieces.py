@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 from typing import Any, Final
 
-from d3serve.errors import FileGone
+from d3serve.errors import NotFound
 from d3serve.settings import Settings
 from d3serve.store.states import LARGE_BYTES, REFERENCE, StateFolder, queue_folder
 from d3serve.store.table import AsyncTable
@@ -43,16 +43,16 @@ class Pieces:
         """The text of a piece.
 
         Raises:
-            FileGone: there is none.
+            NotFound: there is none.
             StateLost: it is no longer in the folder.
         """
         value = await self._table.send("get", self._table.key("piece", name))
         if value is None:
-            raise FileGone("the file is no longer kept")
+            raise NotFound("the file is no longer kept")
         if not value.startswith(REFERENCE):
             return str(value[1:])
         if self._files is None:
-            raise FileGone("this process has no folder of states, and the file is in one")
+            raise NotFound("this process has no folder of states, and the file is in one")
         return await asyncio.to_thread(self._files.read, value)
 
     async def move(self, name: str, batch: str, fence: int) -> None:

@@ -146,7 +146,7 @@ async def test_a_file_that_a_batch_reads_stays_until_the_batch_is_over(
     )
     with pytest.raises(openai.ConflictError) as refused:
         await batches.client.files.delete(file.id)
-    assert refused.value.code == "file_in_use"
+    assert refused.value.code == "job_not_finished"
     with take_turns():
         async with feeding():
             await batches.until(batch)

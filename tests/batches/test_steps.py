@@ -81,7 +81,8 @@ async def test_a_tenant_with_many_batches_gets_every_second_step(batches, decisi
     alone = await batches.start(decisions(1))
     raw_redis.zrem(f"{PREFIX}feed:public", alone.id)
     raw_redis.hset(f"{PREFIX}batch:{alone.id}", "tenant", "other")
-    now = raw_redis.time()[0] * 1000
+    seconds, micros = raw_redis.time()
+    now = seconds * 1000 + micros // 1000
     raw_redis.zadd(f"{PREFIX}feed:other", {alone.id: now})
     raw_redis.zadd(f"{PREFIX}feeds", {"other": now})
     tenants = [(await table.claim(60)).tenant for _ in range(3)]
