@@ -17,8 +17,8 @@ import structlog
 from d3serve.api.batch_lines import (
     ENDINGS,
     MAX_LINES,
+    BatchLine,
     InputLines,
-    Line,
     Outcome,
     failed,
     finding,
@@ -41,7 +41,7 @@ from d3serve.errors import (
 )  # fmt: skip
 from d3serve.schemas import FINAL_STATUSES, Lane
 from d3serve.settings import Settings
-from d3serve.store.batches import BatchRecord, BatchStore, Cursor, Ended, Step
+from d3serve.store.batches import BatchRecord, BatchStep, BatchStore, Cursor, Ended
 from d3serve.store.jobs import JobStore
 
 log = structlog.get_logger("d3serve.batches")
@@ -111,7 +111,7 @@ class Feeder:
         if batch.status == "validating":
             await self._validate(batch)
         elif batch.status == "cancelling" and not batch.total:
-            await self._batches.step(batch, Step(), 0, Ended("cancelled"))
+            await self._batches.step(batch, BatchStep(), 0, Ended("cancelled"))
         else:
             await _Turn(self._means, batch).run()
         return True
@@ -127,11 +127,11 @@ class Feeder:
         if total is None:
             return
         if errors:
-            await self._batches.step(batch, Step(), 0, Ended("failed", tuple(errors)))
+            await self._batches.step(batch, BatchStep(), 0, Ended("failed", tuple(errors)))
             log.info("batch.refused", batch=batch.id, errors=len(errors))
             return
         at_ms = int(1000 * await self._batches.now_s())
-        began = Step(fields={"status": "in_progress", "in_progress_at": at_ms, "total": total})
+        began = BatchStep(fields={"status": "in_progress", "in_progress_at": at_ms, "total": total})
         await self._batches.step(batch, began, 0)
         log.info("batch.begun", batch=batch.id, lines=total)
 
@@ -157,14 +157,14 @@ class Feeder:
             cursor = after
             if time.monotonic() > renew_at:
                 renew_at = time.monotonic() + LEASE_S / 4
-                if not await self._batches.step(batch, Step(), LEASE_S):
+                if not await self._batches.step(batch, BatchStep(), LEASE_S):
                     return None, []
         if not count and not errors:
             errors.append(finding(InvalidRequest("the file has no requests"), None))
         return count, errors
 
 
-def _check_new(line: Line, number: int, seen: dict[bytes, int]) -> None:
+def _check_new(line: BatchLine, number: int, seen: dict[bytes, int]) -> None:
     digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
     first = seen.setdefault(digest, number)
     if first != number:
@@ -178,7 +178,7 @@ class _Turn:
         self._means = means
         self._batches, self._jobs, self._settings = means.batches, means.jobs, means.settings
         self._batch = batch
-        self._step = Step()
+        self._step = BatchStep()
         self._flight: dict[int, tuple[str, int]] = {}
         self._ending = batch.ending
         self._input_read = batch.input_read
@@ -283,7 +283,7 @@ class _Turn:
             line = self._read(text)
             self._write(undone(line.custom_id if line else "", *ENDINGS[self._ending]))
 
-    def _read(self, text: str) -> Line | None:
+    def _read(self, text: str) -> BatchLine | None:
         """A line that validation has accepted; None if that was with other limits."""
         with contextlib.suppress(D3ServeError):
             return read_line(text, self._batch.endpoint, self._settings.max_body_bytes)
@@ -342,7 +342,7 @@ class _Turn:
         else:
             self._step.fed.append((number, f"{job_id} {len(text)}", label))
 
-    async def _job_of(self, line: Line, number: int) -> tuple[str, str]:
+    async def _job_of(self, line: BatchLine, number: int) -> tuple[str, str]:
         batch = self._batch
         try:
             taken = check_payload(line.body, self._settings, any_dialect=batch.endpoint == "/v1/decisions")

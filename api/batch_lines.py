@@ -28,7 +28,7 @@ ENDINGS: Final = {
 
 
 @dataclass(frozen=True)
-class Line:
+class BatchLine:
     """A request of a batch, and what its submitter calls it."""
 
     custom_id: str
@@ -76,7 +76,7 @@ class InputLines:
         return self._held[1]
 
 
-def read_line(text: str, endpoint: str, max_bytes: int) -> Line:
+def read_line(text: str, endpoint: str, max_bytes: int) -> BatchLine:
     """The request on a line.
 
     Raises:
@@ -103,7 +103,7 @@ def read_line(text: str, endpoint: str, max_bytes: int) -> Line:
         )
     if not isinstance(body, dict):
         raise InvalidRequest(f"body must be a JSON object, not {shown(body)}", field="body")
-    return Line(custom_id, body)
+    return BatchLine(custom_id, body)
 
 
 def finding(error: D3ServeError, line: int | None) -> dict[str, Any]:

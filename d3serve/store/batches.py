@@ -111,7 +111,7 @@ class BatchRecord:
 
 
 @dataclass
-class Step:
+class BatchStep:
     """What a feeder has achieved; all of it is written at once, or nothing."""
 
     fields: dict[str, Argument] = field(default_factory=dict)
@@ -273,7 +273,9 @@ class BatchStore:
         pairs = zip(job_ids, told[::2], told[1::2], strict=True)
         return [JobRecord.from_hash(job_id, row, result) if row else None for job_id, row, result in pairs]
 
-    async def step(self, batch: BatchRecord, step: Step, delay_s: float, ended: Ended | None = None) -> bool:
+    async def step(
+        self, batch: BatchRecord, step: BatchStep, delay_s: float, ended: Ended | None = None
+    ) -> bool:
         """Write what was achieved and give the batch back, due again after `delay_s`; False if another claimed it."""
         tails = {kind: _tail_after(batch.tails[kind]) for kind in KINDS}
         texts: list[tuple[Argument, ...]] = [

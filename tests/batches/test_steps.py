@@ -9,7 +9,7 @@ import pytest
 
 from d3serve.errors import StorageUnavailable
 from d3serve.store import states
-from d3serve.store.batches import Step
+from d3serve.store.batches import BatchStep
 from d3serve.store.files import FileStore
 from d3serve.store.jobs import JobStore
 
@@ -32,7 +32,7 @@ async def test_a_feeder_that_stalled_past_its_claim_writes_nothing(
     stalled = await table.claim(60)
     let_claims_run_out()
     await feeder.work()
-    late = Step(texts={"output": [b"late\n"], "error": []}, sums={"completed": 1}, done=[1])
+    late = BatchStep(texts={"output": [b"late\n"], "error": []}, sums={"completed": 1}, done=[1])
     assert not await table.step(stalled, late, 0)
     while (done := await batches.client.batches.retrieve(batch.id)).status not in ENDED:
         await feeder.work()
@@ -56,7 +56,7 @@ async def test_a_step_whose_answer_was_lost_is_done_once(
         return await run(*args)
 
     monkeypatch.setattr(table._table, "run", twice)
-    once = Step(texts={"output": [b"a line\n"], "error": []}, sums={"completed": 1})
+    once = BatchStep(texts={"output": [b"a line\n"], "error": []}, sums={"completed": 1})
     assert await table.step(claimed, once, 0)
     monkeypatch.undo()
     row = await table._table.send("hgetall", table._key("batch", claimed.id))

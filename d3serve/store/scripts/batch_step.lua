@@ -1,5 +1,6 @@
 -- BATCH_STEP: all that a feeder has achieved at a batch, in one step; nothing of it unless the fence still holds.
--- ARGV: id, fence, step (a name of its own), delay_ms (until it is looked at again), then of each of these how many, and they:
+-- ARGV: id, fence, step (a name of its own), delay_ms (until it is looked at again), then of each
+-- of these how many, and they:
 --   fields: field, value; sums: field, by how much; lines that are jobs now: line, job and bytes, label;
 --   lines that are none any more: line; texts: 'output' or 'error', piece, its number, text;
 --   files, at the end alone: 'output' or 'error', id, ttl_ms, name, how many pieces, piece ...
@@ -11,14 +12,15 @@ local function next_one()
   at = at + 1
   return ARGV[at]
 end
-local function each(width, act)
-  for _ = 1, tonumber(next_one()) do
-    local values = {}
-    for i = 1, width do
-      values[i] = next_one()
+local function rows_of(width)
+  local rows = {}
+  for i = 1, tonumber(next_one()) do
+    rows[i] = {}
+    for k = 1, width do
+      rows[i][k] = next_one()
     end
-    act(unpack(values))
   end
+  return rows
 end
 
 write_when_full()
@@ -29,31 +31,32 @@ elseif held ~= fence then
   return 0
 end
 local now, fields = now_ms(), {step = step}
-each(2, function(field, value)
-  fields[field] = value
-end)
+for _, one in ipairs(rows_of(2)) do
+  fields[one[1]] = one[2]
+end
 if status == 'cancelling' and not fields.ended then -- since the feeder looked, maybe
   fields.status = status
 end
 for field, value in pairs(fields) do
   redis.call('HSET', row, field, value)
 end
-each(2, function(field, more)
-  redis.call('HINCRBY', row, field, more)
-end)
-each(3, function(line, job, label)
-  redis.call('HSET', K('flight', id), line, job)
-  redis.call('HSET', K('labels', id), line, label)
-end)
-each(1, function(line)
-  redis.call('HDEL', K('flight', id), line)
-  redis.call('HDEL', K('labels', id), line)
-end)
-each(4, function(kind, piece, number, text)
+for _, sum in ipairs(rows_of(2)) do
+  redis.call('HINCRBY', row, sum[1], sum[2])
+end
+for _, fed in ipairs(rows_of(3)) do
+  redis.call('HSET', K('flight', id), fed[1], fed[2])
+  redis.call('HSET', K('labels', id), fed[1], fed[3])
+end
+for _, done in ipairs(rows_of(1)) do
+  redis.call('HDEL', K('flight', id), done[1])
+  redis.call('HDEL', K('labels', id), done[1])
+end
+for _, one in ipairs(rows_of(4)) do
+  local kind, piece, number, text = unpack(one)
   local size = append_piece(piece, tenant, text)
   redis.call('HSET', row, kind .. '_pieces', number, kind .. '_tail', int(size))
   redis.call('HINCRBY', row, kind .. '_bytes', #text)
-end)
+end
 for _ = 1, tonumber(next_one()) do
   local kind, file, ttl, name, pieces = next_one(), next_one(), next_one(), next_one(), {}
   for i = 1, tonumber(next_one()) do
