@@ -39,11 +39,14 @@ def purge_tenant(
     redis_url: RedisUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Cancel and erase all jobs of a tenant: inputs, results, and what webhooks have not delivered."""
+    """Cancel and erase all jobs, batches and files of a tenant: inputs, results, and what webhooks have to deliver."""
     operator = _operator(redis_url, data_dir)
     if not yes:
-        typer.confirm(f"Erase all jobs of {tenant}?", abort=True)
-    typer.echo(f"{operator.purge(tenant):,} jobs of {tenant} erased")
+        typer.confirm(f"Erase all jobs, batches and files of {tenant}?", abort=True)
+    erased = operator.purge(tenant)
+    typer.echo(
+        f"{erased.jobs:,} jobs, {erased.batches:,} batches and {erased.files:,} files of {tenant} erased"
+    )
 
 
 def _operator(redis_url: str | None, data_dir: str | None) -> Operator:

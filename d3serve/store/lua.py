@@ -40,6 +40,7 @@ ScriptName = Literal[
     "batch_claim",
     "batch_step",
     "batch_cancel",
+    "batch_drop",
 ]
 
 

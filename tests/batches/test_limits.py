@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from d3serve.store.jobs import JobStore
+from d3serve.store.operate import Operator
 
 pytestmark = pytest.mark.anyio
 PREFIX = "d3:{default}:"
@@ -143,3 +144,35 @@ async def test_a_line_that_its_tenant_erases_is_told_of(
     [row] = await batches.rows(done.error_file_id)
     assert (row["response"]["status_code"], json.dumps(row).count("result_expired") > 0) == (410, True)
     assert (done.request_counts.completed, done.request_counts.failed) == (1, 1)
+
+
+async def test_an_operator_erases_all_that_a_tenant_has(
+    batches, decisions, make_feeder, worker, settings, raw_redis, let_claims_run_out, monkeypatch
+):
+    monkeypatch.setattr("d3serve.api.batch_feeder.WINDOW", 5)
+    feeder = await make_feeder()
+    for _ in range(2):  # one ends, one is under way
+        await batches.start(decisions(8))
+    for _ in range(8):
+        let_claims_run_out()
+        await feeder.work()
+        worker.work()
+    await batches.upload(decisions(1))
+    assert (await asyncio.to_thread(Operator.open(settings).purge, "public"))[1:] == (2, 3)
+    left = {key.split(":")[2] for key in raw_redis.keys(f"{PREFIX}*")}
+    assert not left & {
+        "file",
+        "files",
+        "piece",
+        "batch",
+        "batches",
+        "flight",
+        "labels",
+        "feed",
+        "job",
+        "body",
+        "st",
+    }
+    assert raw_redis.hget(f"{PREFIX}kept", "public") is None
+    let_claims_run_out()
+    assert not await feeder.work()

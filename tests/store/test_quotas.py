@@ -212,7 +212,7 @@ class TestOperator:
             done = CliRunner().invoke(
                 cli.app, ["jobs", "purge", "noisy", "--yes", "--data-dir", str(server.data_dir)]
             )
-            assert (done.exit_code, done.output) == (0, "4 jobs of noisy erased\n")
+            assert (done.exit_code, done.output) == (0, "4 jobs, 0 batches and 0 files of noisy erased\n")
             assert [use.tenant for use in Operator.open(server).tenants()] == ["quiet"]
             assert (await jobs.get(mine.job_id, "quiet")).status == "queued"
             assert (await jobs.stats()).lanes["interactive"].queued_jobs == 1
