@@ -158,7 +158,8 @@ async def test_an_operator_erases_all_that_a_tenant_has(
         await feeder.work()
         worker.work()
     await batches.upload(decisions(1))
-    assert (await asyncio.to_thread(Operator.open(settings).purge, "public"))[1:] == (2, 3)
+    erased = await asyncio.to_thread(Operator.open(settings).purge, "public")
+    assert (erased.batches, erased.files >= 3) == (2, True)
     left = {key.split(":")[2] for key in raw_redis.keys(f"{PREFIX}*")}
     assert not left & {
         "file",
