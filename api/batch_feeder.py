@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -20,6 +21,7 @@ from d3serve.api.batch_lines import (
     BatchLine,
     InputLines,
     Outcome,
+    RecentPieces,
     failed,
     finding,
     label_of,
@@ -56,7 +58,7 @@ MOVED_S: Final = 0.05  # after a step that achieved something: long enough that 
 CROWDED_S: Final = 2.0  # where the queue is full, or nobody serves a model
 IDLE_S: Final = 0.25
 JOB_TTL_S: Final = 2 * 86_400  # of a line's job: longer than its batch
-READ_AT_ONCE: Final = 32
+READ_AT_ONCE: Final = 8  # results of the largest jobs come to 2 MB
 MAX_FINDINGS: Final = 100
 LOST: Final = (NotFound, StateLost)
 NO_ROOM: Final = (QueueFull, QuotaExceeded, StorageUnavailable)
@@ -69,13 +71,14 @@ class Means:
     batches: BatchStore
     jobs: JobStore
     models: ServedModels
+    pieces: RecentPieces
     settings: Settings
     wake: Callable[[Lane], Any]
 
     async def lines(self, batch: BatchRecord) -> InputLines:
         """The input of a batch."""
         file = await self.batches.files.get(batch.input_file, batch.tenant)
-        return InputLines(self.batches.files.pieces, file, self.settings.max_body_bytes)
+        return InputLines(self.pieces, file, self.settings.max_body_bytes)
 
 
 class Feeder:
@@ -86,7 +89,8 @@ class Feeder:
     ) -> None:
         self._batches = batches
         self._settings = settings
-        self._means = Means(batches, jobs, ServedModels(jobs, settings), settings, wake)
+        pieces = RecentPieces(batches.files.pieces)
+        self._means = Means(batches, jobs, ServedModels(jobs, settings), pieces, settings, wake)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set; a step that is under way ends first."""
@@ -97,7 +101,9 @@ class Feeder:
                 log.warning("batches.storage", reason=error.message)
                 worked = False
             except Exception as error:  # one batch that breaks us must not stop the others
-                log.error("batches.unforeseen", kind=type(error).__name__, exc_info=error)
+                # Frames and type only: the text of an unforeseen exception may quote a line.
+                trace = "".join(traceback.format_tb(error.__traceback__))
+                log.error("batches.unforeseen", kind=type(error).__name__, trace=trace)
                 worked = False
             if not worked:
                 with contextlib.suppress(TimeoutError):
@@ -311,9 +317,7 @@ class _Turn:
         room, room_bytes = WINDOW - len(flying), WINDOW_BYTES - sum(flying)
         if room <= 0 or room_bytes <= 0:
             return
-        if (
-            not await self._means.models.live()
-        ):  # an alias leads to what a worker serves: better to wait for one
+        if not await self._means.models.live():  # an alias leads to what a worker serves: wait for one
             self._delay_s = CROWDED_S
             return
         with contextlib.suppress(*NO_ROOM):  # what was achieved is written all the same: it makes room
@@ -329,9 +333,8 @@ class _Turn:
         """Make a job of a line, or find the one that was made of it before; a request at fault has its outcome."""
         batch, line = self._batch, self._read(text)
         if line is None:
-            self._write(
-                failed(batch.endpoint, "", InvalidRequest("the line is beyond what this server takes now"))
-            )
+            told = InvalidRequest("the line is beyond what this server takes now")
+            self._write(failed(batch.endpoint, "", told))
             return
         try:
             label, job_id = await self._job_of(line, number)

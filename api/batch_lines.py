@@ -2,6 +2,7 @@
 
 import json
 import secrets
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from d3serve.text.wording import shown
 ENDPOINTS: Final = ("/v1/decisions", "/v1/systemone")
 MAX_LINES: Final = 50_000  # OpenAI's
 MAX_ID_CHARS: Final = 512
+MAX_RECENT: Final = 4  # pieces of 4 MiB
 FIELDS: Final = ("custom_id", "method", "url", "body")
 ENDINGS: Final = {
     "expired": ("batch_expired", "the batch expired before this request was done"),
@@ -43,14 +45,30 @@ class Outcome:
     text: bytes
 
 
-class InputLines:
-    """Reads lines from wherever a cursor stands; holds one piece, and no line further than `max_bytes` characters."""
+class RecentPieces:
+    """Reads pieces, and keeps the last few: a batch reads on where it stopped a moment ago."""
 
-    def __init__(self, pieces: Pieces, file: FileRecord, max_bytes: int) -> None:
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._recent: OrderedDict[str, str] = OrderedDict()
+
+    async def get(self, name: str) -> str:
+        """The text of a piece. Raises like `Pieces.get`."""
+        if name not in self._recent:
+            self._recent[name] = await self._pieces.get(name)
+            if len(self._recent) > MAX_RECENT:
+                self._recent.popitem(last=False)
+        self._recent.move_to_end(name)
+        return self._recent[name]
+
+
+class InputLines:
+    """Reads lines from wherever a cursor stands; of a line, no more than a piece beyond `max_bytes` characters."""
+
+    def __init__(self, pieces: RecentPieces, file: FileRecord, max_bytes: int) -> None:
         self._pieces = pieces
         self._file = file
         self._max_bytes = max_bytes
-        self._held = (0, "")
 
     async def next(self, cursor: Cursor) -> tuple[str | None, Cursor]:
         """The line at a cursor, None at the end, and where the next one stands. Of a line too long, its beginning.
@@ -60,7 +78,7 @@ class InputLines:
         """
         parts, size, (number, piece, at) = [], 0, cursor
         while piece <= self._file.pieces:
-            text = await self._piece(piece)
+            text = await self._pieces.get(piece_name(self._file.id, piece))
             end = text.find("\n", at)
             if size <= self._max_bytes:
                 parts.append(text[at : None if end < 0 else end])
@@ -69,11 +87,6 @@ class InputLines:
                 return "".join(parts), Cursor(number + 1, piece, end + 1)
             piece, at = piece + 1, 0
         return "".join(parts) or None, Cursor(number + 1, piece, 0)
-
-    async def _piece(self, number: int) -> str:
-        if self._held[0] != number:
-            self._held = (number, await self._pieces.get(piece_name(self._file.id, number)))
-        return self._held[1]
 
 
 def read_line(text: str, endpoint: str, max_bytes: int) -> BatchLine:

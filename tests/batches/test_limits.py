@@ -111,6 +111,7 @@ async def test_a_batch_whose_input_is_lost_ends_and_keeps_what_is_answered(
     await feeder.work()
     answered = len(worker.work())
     raw_redis.delete(*raw_redis.keys("*:piece:*"))
+    feeder = await make_feeder()  # which has not read them
     while (done := await batches.client.batches.retrieve(batch.id)).status in ("in_progress", "finalizing"):
         let_claims_run_out()
         await feeder.work()

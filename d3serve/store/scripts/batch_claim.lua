@@ -8,7 +8,10 @@ if not tenant then
 end
 local feed = K('feed', tenant)
 local id = redis.call('ZRANGEBYSCORE', feed, '-inf', int(now), 'LIMIT', 0, 1)[1]
-if id then
+if id and redis.call('EXISTS', K('batch', id)) == 0 then -- whatever took it away
+  redis.call('ZREM', feed, id)
+  id = nil
+elseif id then
   redis.call('ZADD', feed, int(now + ARGV[1]), id)
 end
 local head = redis.call('ZRANGE', feed, 0, 0, 'WITHSCORES')
