@@ -25,7 +25,7 @@ _HEADERS: Final[Mapping[str, str]] = {
     "X-Request-Id": "Of this request, in the log and in every error.",
 }
 _SENT: Final[Mapping[str, str]] = {
-    "Idempotency-Key": "1 to 255 printable characters: the same request under the same key is one job.",
+    "Idempotency-Key": "1 to 255 printable characters: the same request under the same key is done once.",
     "Prefer": "`wait=N`: answer when the job is done, after N seconds at most. `respond-async`: do not wait.",
     "traceparent": "W3C Trace Context: the job is part of this trace, which its webhooks carry on.",
     "X-Request-Id": "An id of the caller's for this request: up to 64 letters, digits, dots, dashes and underscores.",
@@ -60,6 +60,11 @@ def submission_of(*models: type[BaseModel]) -> dict[str, Any]:
         "parameters": [_sent(name) for name in ("Prefer", "Idempotency-Key", "traceparent")],
         **body_of(*models),
     }
+
+
+def keyed_body_of(*models: type[BaseModel]) -> dict[str, Any]:
+    """The description of a raw body, and of the key that makes it safe to send again."""
+    return {"parameters": [_sent("Idempotency-Key")], **body_of(*models)}
 
 
 def _sent(name: str) -> dict[str, Any]:

@@ -20,16 +20,18 @@ from d3serve.api.batch_models import (
     page_of,
 )
 from d3serve.api.bodies import read_object
-from d3serve.api.dependencies import TheParts
-from d3serve.api.openapi import PROBLEMS, body_of
+from d3serve.api.dependencies import TheParts, submit_headers
+from d3serve.api.openapi import PROBLEMS, keyed_body_of
 from d3serve.api.resources import JSON
 from d3serve.api.uploads import FIELDS, take_file
 from d3serve.api.validation import check_body
+from d3serve.store.batches import Wanted
 
 router = APIRouter(tags=["batches"], responses=PROBLEMS)
 FILES: Final = "/v1/files"
 BATCHES: Final = "/v1/batches"
 JSONL: Final = "application/jsonl"
+RETRIES: Final = "x-stainless-retry-count"  # of OpenAI's clients, which send no key
 _BATCH: Final = TypeAdapter(BatchRequest)
 _FORM: Final[dict[str, Any]] = {
     "requestBody": {
@@ -115,14 +117,15 @@ async def delete_file(file_id: str, parts: TheParts, tenant: Writer) -> Response
     return JSON({"id": file_id, "object": "file", "deleted": True})
 
 
-@router.post(BATCHES, response_model=BatchResource, openapi_extra=body_of(BatchRequest))
+@router.post(BATCHES, response_model=BatchResource, openapi_extra=keyed_body_of(BatchRequest))
 async def create_batch(request: Request, parts: TheParts, tenant: Writer) -> Response:
-    """Ask every request of a file, within a day."""
+    """Ask every request of a file, within a day. A call that is sent again, by its key or its client's word, makes none."""
+    key = submit_headers(request.headers).idempotency_key
+    again = request.headers.get(RETRIES, "0") != "0"
     asked = check_body(_BATCH, await read_object(request, parts.settings))
     kept = asked.output_expires_after
-    batch = await parts.batches.create(
-        tenant, asked.input_file_id, asked.endpoint, asked.metadata, kept.seconds if kept else None
-    )
+    wanted = Wanted(asked.input_file_id, asked.endpoint, asked.metadata, kept.seconds if kept else None)
+    batch = await parts.batches.create(tenant, wanted, key=key, again=again)
     return JSON(batch_resource(batch))
 
 

@@ -1,12 +1,13 @@
 """Batches: what the API makes and shows, and what a feeder claims and moves on (docs/adr/0013)."""
 
+import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, Self
 
-from d3serve.errors import InvalidRequest, NotFound, QuotaExceeded
+from d3serve.errors import IdempotencyKeyReused, InvalidRequest, NotFound, QuotaExceeded
 from d3serve.settings import Settings
 from d3serve.store.connect import AsyncRedisClient, open_async
 from d3serve.store.files import FileStore
@@ -17,6 +18,7 @@ from d3serve.store.table import Argument, AsyncTable
 
 WINDOW_S: Final = 86_400
 MARGIN_S: Final = 3_600  # for what is left of an input when its batch has expired: each line is told of
+AGAIN_S: Final = 600  # a client that asks again does so within minutes
 MAX_OPEN: Final = 100  # batches of a tenant that have not ended
 BatchStatus = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
@@ -47,6 +49,16 @@ class Tail(NamedTuple):
 
     piece: int
     bytes: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A batch to be made; `output_ttl_s` is how long its output is kept, None: as long as any file."""
+
+    input_file: str
+    endpoint: str
+    metadata: dict[str, str] | None
+    output_ttl_s: int | None
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,11 @@ class BatchRecord:
         )
 
     @property
+    def wanted(self) -> Wanted:
+        """What it was made of."""
+        return Wanted(self.input_file, self.endpoint, self.metadata, self.output_ttl_s)
+
+    @property
     def pieces_of(self) -> Mapping[OutputKind, str]:
         """The ids under which its output files are written."""
         return {kind: f"file-{self.id.removeprefix('batch_')}-{kind}" for kind in KINDS}
@@ -142,6 +159,21 @@ class Ended(NamedTuple):
     errors: tuple[dict[str, Any], ...] = ()
 
 
+def _refusal(kind: str, *told: Any) -> NotFound | InvalidRequest | QuotaExceeded:
+    """The error for what BATCH_ADD answered."""
+    if kind == "unknown":
+        return NotFound("no such file, or no longer", field="input_file_id")
+    if kind == "purpose":
+        return InvalidRequest(f"the file's purpose is {told[0]}; it must be batch", field="input_file_id")
+    if kind == "short":
+        return InvalidRequest(
+            "the file is kept for less than the 25 hours that a batch may need it: upload it again, for longer",
+            field="input_file_id",
+        )
+    details = {"limit": MAX_OPEN, "used": told[0]}
+    return QuotaExceeded(f"{told[0]} of your batches have not ended; {MAX_OPEN} may", details=details)
+
+
 class BatchStore:
     """Raises StorageUnavailable when Redis is unreachable or full; a tenant sees only what is its own."""
 
@@ -166,37 +198,37 @@ class BatchStore:
     # --- for clients -------------------------------------------------------------------------------
 
     async def create(
-        self,
-        tenant: str,
-        input_file: str,
-        endpoint: str,
-        metadata: dict[str, str] | None,
-        output_ttl_s: int | None,
+        self, tenant: str, wanted: Wanted, *, key: str | None = None, again: bool = False
     ) -> BatchRecord:
-        """Make a batch of a file.
+        """Make a batch of a file; with `key`, or where the caller says that it asks `again`, one for all such calls.
 
         Raises:
             NotFound: the tenant has no such file.
             InvalidRequest: the file is no input, or runs out before the batch may end.
+            IdempotencyKeyReused: the key came before, for another batch.
             QuotaExceeded: the tenant has as many open batches as it may.
         """
-        batch_id = f"batch_{secrets.token_hex(12)}"
-        kept = ("output_ttl_s", output_ttl_s) if output_ttl_s else ()
+        if again and key is None and (found := await self._alike(tenant, wanted)):
+            return found
+        name = hashlib.sha256(f"{tenant}\0{key}".encode()).hexdigest() if key else secrets.token_hex(12)
+        batch_id = f"batch_{name[:24]}"
+        kept = ("output_ttl_s", wanted.output_ttl_s) if wanted.output_ttl_s else ()
         kind, *told = await self._table.run(
-            "batch_add", batch_id, tenant, input_file, 1000 * WINDOW_S, 1000 * MARGIN_S, MAX_OPEN,
-            "endpoint", endpoint, "metadata", json.dumps(metadata), *kept,
+            "batch_add", batch_id, tenant, wanted.input_file, 1000 * WINDOW_S, 1000 * MARGIN_S, MAX_OPEN,
+            "endpoint", wanted.endpoint, "metadata", json.dumps(wanted.metadata), *kept,
         )  # fmt: skip
-        if kind == "unknown":
-            raise NotFound("no such file, or no longer", field="input_file_id")
-        if kind == "purpose":
-            raise InvalidRequest(f"the file's purpose is {told[0]}; it must be batch", field="input_file_id")
-        if kind == "short":
-            told = "the file is kept for less than the 25 hours that a batch may need it: upload it again, for longer"
-            raise InvalidRequest(told, field="input_file_id")
-        if kind == "full":
-            details = {"limit": MAX_OPEN, "used": told[0]}
-            raise QuotaExceeded(f"{told[0]} of your batches have not ended; {MAX_OPEN} may", details=details)
-        return await self.get(batch_id, tenant)
+        if kind != "new":
+            raise _refusal(kind, *told)
+        batch = await self.get(batch_id, tenant)
+        if batch.wanted != wanted:
+            raise IdempotencyKeyReused(f"this Idempotency-Key came before, for {batch_id}, with another body")
+        return batch
+
+    async def _alike(self, tenant: str, wanted: Wanted) -> BatchRecord | None:
+        """What the same call made a moment ago."""
+        newest, _ = await self.page(tenant, after=None, limit=MAX_OPEN)
+        since = await self.now_s() - AGAIN_S
+        return next((one for one in newest if one.wanted == wanted and one.created_at >= since), None)
 
     async def get(self, batch_id: str, tenant: str) -> BatchRecord:
         """Read a batch.

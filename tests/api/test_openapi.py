@@ -24,6 +24,7 @@ DOCUMENTED = {
     "decisions": {"Prefer", "Idempotency-Key", "traceparent"},
     "poll": {"If-None-Match", "wait", "include"},
     "events": {"Last-Event-ID"},
+    "create_batch": {"Idempotency-Key"},
 }
 
 

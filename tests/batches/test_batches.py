@@ -153,6 +153,25 @@ async def test_a_file_that_a_batch_reads_stays_until_the_batch_is_over(
     assert (await batches.client.files.delete(file.id)).deleted
 
 
+async def test_a_client_that_asks_again_makes_no_second_batch(batches, decisions):
+    """The API may be killed between the batch and its answer; the stock client then asks again, and says so."""
+    file = await batches.upload(decisions(1))
+    asked = {"input_file_id": file.id, "endpoint": "/v1/decisions", "completion_window": "24h"}
+    first = await batches.client.batches.create(**asked)
+    again = {"extra_headers": {"x-stainless-retry-count": "1"}}
+    assert (await batches.client.batches.create(**asked, **again)).id == first.id
+    other = await batches.client.batches.create(**asked, metadata={"a": "b"}, **again)
+    meant = await batches.client.batches.create(**asked)
+    assert len({first.id, other.id, meant.id}) == 3
+    keyed = {"extra_headers": {"Idempotency-Key": "tonight"}}
+    made = [await batches.client.batches.create(**asked, **keyed) for _ in range(2)]
+    assert made[0].id == made[1].id
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
+        await batches.client.batches.create(**asked, metadata={"a": "b"}, **keyed)
+    assert refused.value.code == "idempotency_key_reused"
+    assert len([one async for one in await batches.client.batches.list()]) == 4
+
+
 async def test_batches_are_listed_newest_first(batches, decisions):
     made = [await batches.start(decisions(1)) for _ in range(3)]
     listed = [one.id async for one in await batches.client.batches.list(limit=2)]
