@@ -25,7 +25,7 @@ from d3serve.api.openapi import PROBLEMS, keyed_body_of
 from d3serve.api.resources import JSON
 from d3serve.api.uploads import FIELDS, take_file
 from d3serve.api.validation import check_body
-from d3serve.store.batches import Wanted
+from d3serve.store.batches import BatchTerms
 
 router = APIRouter(tags=["batches"], responses=PROBLEMS)
 FILES: Final = "/v1/files"
@@ -119,13 +119,13 @@ async def delete_file(file_id: str, parts: TheParts, tenant: Writer) -> Response
 
 @router.post(BATCHES, response_model=BatchResource, openapi_extra=keyed_body_of(BatchRequest))
 async def create_batch(request: Request, parts: TheParts, tenant: Writer) -> Response:
-    """Ask every request of a file, within a day. A call that is sent again, by its key or its client's word, makes none."""
+    """Ask every request of a file, within a day. A call that is sent again makes none."""
     key = submit_headers(request.headers).idempotency_key
     again = request.headers.get(RETRIES, "0") != "0"
     asked = check_body(_BATCH, await read_object(request, parts.settings))
     kept = asked.output_expires_after
-    wanted = Wanted(asked.input_file_id, asked.endpoint, asked.metadata, kept.seconds if kept else None)
-    batch = await parts.batches.create(tenant, wanted, key=key, again=again)
+    terms = BatchTerms(asked.input_file_id, asked.endpoint, asked.metadata, kept.seconds if kept else None)
+    batch = await parts.batches.create(tenant, terms, key=key, again=again)
     return JSON(batch_resource(batch))
 
 

@@ -52,7 +52,7 @@ class Tail(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BatchTerms:
     """A batch to be made; `output_ttl_s` is how long its output is kept, None: as long as any file."""
 
     input_file: str
@@ -117,9 +117,9 @@ class BatchRecord:
         )
 
     @property
-    def wanted(self) -> Wanted:
+    def terms(self) -> BatchTerms:
         """What it was made of."""
-        return Wanted(self.input_file, self.endpoint, self.metadata, self.output_ttl_s)
+        return BatchTerms(self.input_file, self.endpoint, self.metadata, self.output_ttl_s)
 
     @property
     def pieces_of(self) -> Mapping[OutputKind, str]:
@@ -198,7 +198,7 @@ class BatchStore:
     # --- for clients -------------------------------------------------------------------------------
 
     async def create(
-        self, tenant: str, wanted: Wanted, *, key: str | None = None, again: bool = False
+        self, tenant: str, terms: BatchTerms, *, key: str | None = None, again: bool = False
     ) -> BatchRecord:
         """Make a batch of a file; with `key`, or where the caller says that it asks `again`, one for all such calls.
 
@@ -208,27 +208,27 @@ class BatchStore:
             IdempotencyKeyReused: the key came before, for another batch.
             QuotaExceeded: the tenant has as many open batches as it may.
         """
-        if again and key is None and (found := await self._alike(tenant, wanted)):
+        if again and key is None and (found := await self._alike(tenant, terms)):
             return found
         name = hashlib.sha256(f"{tenant}\0{key}".encode()).hexdigest() if key else secrets.token_hex(12)
         batch_id = f"batch_{name[:24]}"
-        kept = ("output_ttl_s", wanted.output_ttl_s) if wanted.output_ttl_s else ()
+        kept = ("output_ttl_s", terms.output_ttl_s) if terms.output_ttl_s else ()
         kind, *told = await self._table.run(
-            "batch_add", batch_id, tenant, wanted.input_file, 1000 * WINDOW_S, 1000 * MARGIN_S, MAX_OPEN,
-            "endpoint", wanted.endpoint, "metadata", json.dumps(wanted.metadata), *kept,
+            "batch_add", batch_id, tenant, terms.input_file, 1000 * WINDOW_S, 1000 * MARGIN_S, MAX_OPEN,
+            "endpoint", terms.endpoint, "metadata", json.dumps(terms.metadata), *kept,
         )  # fmt: skip
         if kind != "new":
             raise _refusal(kind, *told)
         batch = await self.get(batch_id, tenant)
-        if batch.wanted != wanted:
+        if batch.terms != terms:
             raise IdempotencyKeyReused(f"this Idempotency-Key came before, for {batch_id}, with another body")
         return batch
 
-    async def _alike(self, tenant: str, wanted: Wanted) -> BatchRecord | None:
+    async def _alike(self, tenant: str, terms: BatchTerms) -> BatchRecord | None:
         """What the same call made a moment ago."""
         newest, _ = await self.page(tenant, after=None, limit=MAX_OPEN)
         since = await self.now_s() - AGAIN_S
-        return next((one for one in newest if one.wanted == wanted and one.created_at >= since), None)
+        return next((one for one in newest if one.terms == terms and one.created_at >= since), None)
 
     async def get(self, batch_id: str, tenant: str) -> BatchRecord:
         """Read a batch.

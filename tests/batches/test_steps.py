@@ -9,7 +9,7 @@ import pytest
 
 from d3serve.errors import StorageUnavailable
 from d3serve.store import states
-from d3serve.store.batches import BatchStep, Wanted
+from d3serve.store.batches import BatchStep, BatchTerms
 from d3serve.store.files import FileStore
 from d3serve.store.jobs import JobStore
 
@@ -122,7 +122,7 @@ async def test_large_pieces_are_files_that_go_when_nobody_refers_to_them(
     upload = await table.files.upload("public")
     await upload.add(b"".join(json.dumps(line).encode() + b"\n" for line in decisions(60)))
     file = await upload.finish("x.jsonl", "batch", None)
-    made = await table.create("public", Wanted(file.id, "/v1/decisions", None, None))
+    made = await table.create("public", BatchTerms(file.id, "/v1/decisions", None, None))
     feeder = await make_feeder()
     worker.turns.max_batch_questions = 7  # so that outcomes come in several steps
     while (batch := await table.get(made.id, "public")).status not in ENDED:
