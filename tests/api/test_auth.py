@@ -58,6 +58,15 @@ PROTECTED = [
     ("GET", "/v1/webhook-endpoints/x"), ("PUT", "/v1/webhook-endpoints/x"), ("DELETE", "/v1/webhook-endpoints/x"),
     ("POST", "/v1/webhook-endpoints/x/rotate-secret"), ("POST", "/v1/webhook-endpoints/x/test"),
     ("GET", "/v1/webhook-secret"), ("GET", "/v1/webhook-deliveries"),
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files"),
+    ("GET", "/v1/files/x"),
+    ("GET", "/v1/files/x/content"),
+    ("DELETE", "/v1/files/x"),
+    ("POST", "/v1/batches"),
+    ("GET", "/v1/batches"),
+    ("GET", "/v1/batches/x"),
+    ("POST", "/v1/batches/x/cancel"),
     ("POST", "/v1/webhook-deliveries/x/redeliver"),
 ]  # fmt: skip
 

@@ -266,3 +266,12 @@ def test_who_finds_no_room_is_told_to_come_back(connect):
     assert received.startswith(b"HTTP/1.1 503")
     assert b"retry-after: 1" in received.lower()
     assert b'"overloaded"' in received
+
+
+def test_a_file_may_be_longer_than_any_other_body_and_has_an_end_too(connect, monkeypatch):
+    monkeypatch.setattr(bounded_connection, "MAX_UPLOAD_BYTES", 5 * len(BODY))
+    for path, megabytes, passes in (("/", 4, False), ("/v1/files", 4, True), ("/v1/files", 8, False)):
+        size = megabytes * len(BODY)
+        head = f"POST {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
+        received = answers(connect(), head.encode(), *[BODY] * megabytes)
+        assert received.startswith(b"HTTP/1.1 200") == passes, (path, megabytes)
