@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from d3serve.errors import NotFound
 from d3serve.settings import Settings
-from d3serve.store.states import LARGE_BYTES, REFERENCE, StateFolder, queue_folder
+from d3serve.store.states import LARGE_BYTES, REFERENCE, StateFolder, piece_folder, queue_folder
 from d3serve.store.table import AsyncTable
 
 PIECE_BYTES: Final = 4 * 2**20  # of an upload: what a process holds of it, twice
@@ -66,5 +66,5 @@ class Pieces:
         """The reference to a new file with this text; None where Redis is to hold it."""
         if self._files is None or len(text) < LARGE_BYTES:
             return None
-        self._folder = self._folder or await queue_folder(self._table)
+        self._folder = self._folder or piece_folder(await queue_folder(self._table))
         return await asyncio.to_thread(self._files.write, self._folder, name, text)

@@ -7,13 +7,14 @@ that reference stands, which the scripts see to as they do for any state. A swee
 
 import asyncio
 import errno
+import hashlib
 import os
 import re
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -127,6 +128,10 @@ def _file_time(folder: Path) -> float:
     return time.time()  # a full disk must still be swept
 
 
+def _settled(files: StateFolder, folders: Sequence[str]) -> list[str]:
+    return [reference for folder in folders for reference in files.settled(folder)]
+
+
 def _size(reference: str) -> int:
     return int(reference.rpartition(" ")[2])
 
@@ -148,6 +153,11 @@ async def queue_folder(table: AsyncTable) -> str:
     if not FOLDER.fullmatch(name):
         raise StorageUnavailable("the job table names a folder of states that d3serve never made")
     return name
+
+
+def piece_folder(folder: str) -> str:
+    """The folder of pieces of files, beside that of states: a version that knows no pieces must not sweep them."""
+    return hashlib.sha256(folder.encode()).hexdigest()[:16]
 
 
 class LargeStates:
@@ -203,7 +213,7 @@ class LargeStates:
             return
         self._sweep_at = time.monotonic() + SWEEP_EVERY_S
         folder = await self._folder_name()
-        found = await asyncio.to_thread(lambda files: list(files.settled(folder)), self._files)
+        found = await asyncio.to_thread(_settled, self._files, (folder, piece_folder(folder)))
         for start in range(0, len(found), SWEEP_AT_ONCE):
             some = found[start : start + SWEEP_AT_ONCE]
             kept = await self._stored([group_of(reference) for reference in some])

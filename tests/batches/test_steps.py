@@ -131,6 +131,8 @@ async def test_large_pieces_are_files_that_go_when_nobody_refers_to_them(
         worker.work()
     files = [path for path in settings.state_dir.rglob("*") if path.is_file()]
     assert len(files) >= 3, "no piece of the output has moved"
+    states_folder = await table._table.send("get", table._table.key("folder"))
+    assert {path.parent.name for path in files}.isdisjoint({states_folder}), "an older API would sweep them"
     output = await table.files.get(batch.files["output"], "public")
     text = b"".join([piece async for piece in table.files.contents(output)])
     assert len(text) == output.bytes
