@@ -275,7 +275,7 @@ class _Turn:
                     self._step.add("cached_tokens", max(0, usage.input_tokens - usage.computed_tokens))
 
     def _write(self, outcome: Outcome) -> None:
-        self._step.texts[outcome.kind].append(outcome.text)
+        self._step.write(outcome.kind, outcome.text)
         self._step.add("completed" if outcome.kind == "output" else "failed", 1)
 
     async def _erase(self, job_ids: list[str]) -> None:

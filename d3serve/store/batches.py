@@ -136,15 +136,16 @@ class BatchStep:
     fed: list[tuple[int, str, str]] = field(default_factory=list)  # line, '<job id> <bytes>', label
     done: list[int] = field(default_factory=list)
     texts: dict[OutputKind, list[bytes]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    text_bytes: int = 0
 
     def add(self, name: str, more: int) -> None:
         """Count."""
         self.sums[name] = self.sums.get(name, 0) + more
 
-    @property
-    def text_bytes(self) -> int:
-        """How long the texts are."""
-        return sum(len(text) for texts in self.texts.values() for text in texts)
+    def write(self, kind: OutputKind, text: bytes) -> None:
+        """Add to an output file."""
+        self.texts[kind].append(text)
+        self.text_bytes += len(text)
 
     @property
     def is_empty(self) -> bool:
