@@ -30,7 +30,7 @@ from d3serve.store.batches import BatchTerms
 router = APIRouter(tags=["batches"], responses=PROBLEMS)
 FILES: Final = "/v1/files"
 BATCHES: Final = "/v1/batches"
-JSONL: Final = "application/jsonl"
+BYTES: Final = "application/octet-stream"  # which OpenAI answers, and generators of clients know
 RETRIES: Final = "x-stainless-retry-count"  # of OpenAI's clients, which send no key
 _BATCH: Final = TypeAdapter(BatchRequest)
 _FORM: Final[dict[str, Any]] = {
@@ -93,7 +93,7 @@ async def get_file(file_id: str, parts: TheParts, tenant: Reader) -> Response:
 @router.get(
     FILES + "/{file_id}/content",
     response_class=Response,
-    responses={200: {"content": {JSONL: {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}},
 )
 async def file_content(file_id: str, parts: TheParts, tenant: Reader) -> Response:
     """The contents of a file, as they are."""
@@ -107,7 +107,7 @@ async def file_content(file_id: str, parts: TheParts, tenant: Reader) -> Respons
         async for piece in contents:
             yield piece
 
-    return StreamingResponse(whole(), headers={"Content-Length": str(file.bytes)}, media_type=JSONL)
+    return StreamingResponse(whole(), headers={"Content-Length": str(file.bytes)}, media_type=BYTES)
 
 
 @router.delete(FILES + "/{file_id}", response_model=FileDeleted)
