@@ -4,10 +4,11 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, Self
 
-from d3serve.errors import IdempotencyKeyReused, InvalidRequest, NotFound, QuotaExceeded
+from d3serve.errors import IdempotencyKeyReused, InvalidRequest, NotFound, QuotaExceeded, StorageUnavailable
 from d3serve.settings import Settings
 from d3serve.store.connect import AsyncRedisClient, open_async
 from d3serve.store.files import FileStore
@@ -347,7 +348,8 @@ class BatchStore:
         for kind in kinds:
             if _is_full(batch.tails[kind]):
                 name = piece_name(batch.pieces_of[kind], batch.tails[kind].piece)
-                await self.files.pieces.move(name, batch.id, batch.fence)
+                with suppress(StorageUnavailable, NotFound):  # a full disk: it stays where it is
+                    await self.files.pieces.move(name, batch.id, batch.fence)
 
     def _file(self, batch: BatchRecord, kind: OutputKind, pieces: int) -> tuple[Argument, ...]:
         file_id, ttl_s = batch.pieces_of[kind], batch.output_ttl_s or self.files.ttl_s
