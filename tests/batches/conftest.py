@@ -20,6 +20,7 @@ __all__ = [
 ]  # fmt: skip
 
 PREFIX = "d3:{default}:"
+WITHIN_S = 50  # who ends a test from outside, as pytest-timeout does, leaves its coroutine running, and hangs after it
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -65,10 +66,11 @@ class Batches:
             input_file_id=file.id, endpoint=endpoint, completion_window="24h", **more
         )
 
-    async def until(self, batch, *statuses, within_s=90):
-        async with asyncio.timeout(within_s):
-            while (found := await self.client.batches.retrieve(batch.id)).status not in (statuses or ENDED):  # noqa: ASYNC110 - the client polls
-                await asyncio.sleep(0.02)
+    async def until(self, batch, *statuses, work=lambda: asyncio.sleep(0.02)):
+        """The batch once it has ended, or has one of these statuses; `work` is done until then."""
+        async with asyncio.timeout(WITHIN_S):
+            while (found := await self.client.batches.retrieve(batch.id)).status not in (statuses or ENDED):
+                await work()
         return found
 
     async def rows(self, file_id):

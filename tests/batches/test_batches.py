@@ -91,8 +91,7 @@ async def test_canceling_keeps_what_is_answered_and_tells_of_the_rest(
     assert 0 < answered <= 256
     told = await batches.client.batches.cancel(batch.id)
     assert (told.status, told.cancelling_at > 0) == ("cancelling", True)
-    while (done := await batches.client.batches.retrieve(batch.id)).status == "cancelling":
-        await feeder.work()
+    done = await batches.until(batch, work=feeder.work)
     assert (done.status, done.request_counts.completed, done.request_counts.failed) == (
         "cancelled", answered, 400 - answered,
     )  # fmt: skip
@@ -111,8 +110,7 @@ async def test_a_batch_that_expires_tells_of_what_was_not_done(
     await feeder.work()
     worker.finish(worker.claim())
     raw_redis.hset(f"d3:{{default}}:batch:{batch.id}", "expires", 1)
-    while (done := await batches.client.batches.retrieve(batch.id)).status in ("in_progress", "finalizing"):
-        await feeder.work()
+    done = await batches.until(batch, work=feeder.work)
     assert done.status == "expired"
     assert done.request_counts.completed + done.request_counts.failed == 300
     rows = await batches.rows(done.error_file_id)

@@ -6,7 +6,6 @@ from d3serve.store.batches import BatchStore
 from d3serve.store.jobs import JobStore
 
 pytestmark = pytest.mark.anyio
-ENDED = ("completed", "failed")
 
 
 class Killed(BaseException):
@@ -66,8 +65,7 @@ async def test_a_feeder_that_is_killed_loses_and_doubles_no_line(
     with pytest.raises(Killed):
         await work(feeder, 4)
     another = await make_feeder()
-    while (done := await batches.client.batches.retrieve(batch.id)).status not in ENDED:
-        await work(another, 1)
+    done = await batches.until(batch, work=lambda: work(another, 1))
     assert (done.request_counts.completed, done.request_counts.failed) == (60, 0)
     assert await batches.outcomes(done) == sorted(f"line-{number}" for number in range(60))
     finished = await table._table.send("hgetall", table._table.key("finished"))

@@ -112,9 +112,12 @@ async def test_a_batch_whose_input_is_lost_ends_and_keeps_what_is_answered(
     answered = len(worker.work())
     raw_redis.delete(*raw_redis.keys("*:piece:*"))
     feeder = await make_feeder()  # which has not read them
-    while (done := await batches.client.batches.retrieve(batch.id)).status in ("in_progress", "finalizing"):
+
+    async def work():
         let_claims_run_out()
         await feeder.work()
+
+    done = await batches.until(batch, work=work)
     assert (done.status, done.errors.data[0].code) == ("failed", "not_found")
     assert (done.request_counts.completed, done.request_counts.failed) == (answered, 5 - answered)
     assert len(await batches.rows(done.output_file_id)) == answered > 0
@@ -138,10 +141,13 @@ async def test_a_line_that_its_tenant_erases_is_told_of(
     await feeder.work()
     [first, _] = (await batches.client.get("/jobs", cast_to=object))["data"]
     await batches.client.delete(f"/jobs/{first['id']}", cast_to=type(None))
-    while (done := await batches.client.batches.retrieve(batch.id)).status == "in_progress":
+
+    async def work():
         worker.work()
         let_claims_run_out()
         await feeder.work()
+
+    done = await batches.until(batch, work=work)
     [row] = await batches.rows(done.error_file_id)
     assert (row["response"]["status_code"], json.dumps(row).count("result_expired") > 0) == (410, True)
     assert (done.request_counts.completed, done.request_counts.failed) == (1, 1)

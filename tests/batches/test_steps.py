@@ -14,8 +14,9 @@ from d3serve.store.files import FileStore
 from d3serve.store.jobs import JobStore
 
 ENDED = ("completed", "failed")
+WITHIN_S = 50
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.anyio
 PREFIX = "d3:{default}:"
 
 
@@ -34,9 +35,12 @@ async def test_a_feeder_that_stalled_past_its_claim_writes_nothing(
     await feeder.work()
     late = BatchStep(texts={"output": [b"late\n"], "error": []}, sums={"completed": 1}, done=[1])
     assert not await table.step(stalled, late, 0)
-    while (done := await batches.client.batches.retrieve(batch.id)).status not in ENDED:
+
+    async def work():
         await feeder.work()
         worker.work()
+
+    done = await batches.until(batch, work=work)
     assert done.request_counts.completed == 5
     assert len(await batches.outcomes(done)) == 5
 
@@ -125,10 +129,11 @@ async def test_large_pieces_are_files_that_go_when_nobody_refers_to_them(
     made = await table.create("public", BatchTerms(file.id, "/v1/decisions", None, None))
     feeder = await make_feeder()
     worker.turns.max_batch_questions = 7  # so that outcomes come in several steps
-    while (batch := await table.get(made.id, "public")).status not in ENDED:
-        let_claims_run_out()
-        await feeder.work()
-        worker.work()
+    async with asyncio.timeout(WITHIN_S):
+        while (batch := await table.get(made.id, "public")).status not in ENDED:
+            let_claims_run_out()
+            await feeder.work()
+            worker.work()
     files = [path for path in settings.state_dir.rglob("*") if path.is_file()]
     assert len(files) >= 3, "no piece of the output has moved"
     states_folder = await table._table.send("get", table._table.key("folder"))
