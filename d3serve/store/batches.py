@@ -161,7 +161,7 @@ class Ended(NamedTuple):
     errors: tuple[dict[str, Any], ...] = ()
 
 
-def _refusal(kind: str, *told: Any) -> NotFound | InvalidRequest | QuotaExceeded:
+def _refusal(most_bytes: int, kind: str, *told: Any) -> NotFound | InvalidRequest | QuotaExceeded:
     """The error for what BATCH_ADD answered."""
     if kind == "unknown":
         return NotFound("no such file, or no longer", field="input_file_id")
@@ -171,6 +171,12 @@ def _refusal(kind: str, *told: Any) -> NotFound | InvalidRequest | QuotaExceeded
         return InvalidRequest(
             "the file is kept for less than the 25 hours that a batch may need it: upload it again, for longer",
             field="input_file_id",
+        )
+    if kind == "quota":
+        return QuotaExceeded(
+            f"{told[0]:,} bytes of yours are kept, and with this batch they would be more than {most_bytes:,}: "
+            "delete files or jobs",
+            details={"limit": most_bytes, "used": told[0]},
         )
     details = {"limit": MAX_OPEN, "used": told[0]}
     return QuotaExceeded(f"{told[0]} of your batches have not ended; {MAX_OPEN} may", details=details)
@@ -183,6 +189,7 @@ class BatchStore:
         self._table = AsyncTable(client, settings.namespace)
         self._key = self._table.key
         self.files = FileStore(self._table, settings)
+        self._max_bytes = settings.max_kept_bytes_per_tenant
 
     @classmethod
     def open(cls, settings: Settings) -> Self:
@@ -208,19 +215,21 @@ class BatchStore:
             NotFound: the tenant has no such file.
             InvalidRequest: the file is no input, or runs out before the batch may end.
             IdempotencyKeyReused: the key came before, for another batch.
-            QuotaExceeded: the tenant has as many open batches as it may.
+            QuotaExceeded: the tenant has as many open batches, files or bytes as it may.
         """
         if again and key is None and (found := await self._alike(tenant, terms)):
             return found
+        await self.files.memory.admit()
+        await self.files.check_count(tenant)  # a batch leaves two
         name = hashlib.sha256(f"{tenant}\0{key}".encode()).hexdigest() if key else secrets.token_hex(12)
         batch_id = f"batch_{name[:24]}"
         kept = ("output_ttl_s", terms.output_ttl_s) if terms.output_ttl_s else ()
         kind, *told = await self._table.run(
             "batch_add", batch_id, tenant, terms.input_file, 1000 * WINDOW_S, 1000 * MARGIN_S, MAX_OPEN,
-            "endpoint", terms.endpoint, "metadata", json.dumps(terms.metadata), *kept,
+            self._max_bytes, "endpoint", terms.endpoint, "metadata", json.dumps(terms.metadata), *kept,
         )  # fmt: skip
         if kind != "new":
-            raise _refusal(kind, *told)
+            raise _refusal(self._max_bytes, kind, *told)
         batch = await self.get(batch_id, tenant)
         if batch.terms != terms:
             raise IdempotencyKeyReused(f"this Idempotency-Key came before, for {batch_id}, with another body")

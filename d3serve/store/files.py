@@ -67,16 +67,20 @@ class FileStore:
         return self._settings.max_kept_bytes_per_tenant // FILES_SHARE
 
     async def upload(self, tenant: str) -> "Upload":
-        """Begin a file.
+        """Begin a file. Raises like `check_count`."""
+        await self.check_count(tenant)
+        return Upload(self._table, self, tenant)
+
+    async def check_count(self, tenant: str) -> None:
+        """Return if the tenant may have more files.
 
         Raises:
-            QuotaExceeded: the tenant has as many as it may.
+            QuotaExceeded: it has as many as it may.
         """
         if (count := await self._count(tenant)) >= MAX_FILES:
             raise QuotaExceeded(
                 f"there are {count} files already; delete some", details={"limit": MAX_FILES, "used": count}
             )
-        return Upload(self._table, self, tenant)
 
     async def get(self, file_id: str, tenant: str) -> FileRecord:
         """Read the row of a file.

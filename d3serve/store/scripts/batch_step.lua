@@ -74,6 +74,7 @@ local KEEP_BATCH_MS = 30 * 24 * 3600 * 1000
 redis.call('ZREM', K('feed', tenant), id)
 redis.call('DEL', K('flight', id), K('labels', id))
 redis.call('PEXPIRE', row, KEEP_BATCH_MS)
+hold_batch(id, tenant, (redis.call('HGET', row, 'kept') or 0) + #(fields.errors or ''), now + KEEP_BATCH_MS)
 if redis.call('EXISTS', K('file', input)) == 1 then
   redis.call('HINCRBY', K('file', input), 'used', -1)
 end

@@ -44,6 +44,13 @@ local function add_file(id, tenant, now, till, pieces, ...)
   end
 end
 
+-- The row of a batch is a part of what its tenant keeps, in place of what it was before.
+local function hold_batch(id, tenant, bytes, till)
+  let_go(id, tenant, redis.call('HGET', K('batch', id), 'kept') or 0)
+  redis.call('HSET', K('batch', id), 'kept', int(bytes))
+  hold(id, tenant, bytes, till)
+end
+
 -- A batch is looked at next at `due`, and its tenant no later.
 local function feed_at(tenant, batch, due)
   redis.call('ZADD', K('feed', tenant), int(due), batch)

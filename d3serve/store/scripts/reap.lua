@@ -45,12 +45,13 @@ for _, held in ipairs(redis.call('ZRANGEBYSCORE', K('holds'), '-inf', int(now), 
   else
     let_go(what, tenant, bytes)
     redis.call('ZREM', K('jobs', tenant), what)
+    redis.call('ZREM', K('batches', tenant), what)
   end
 end
 -- Whatever else takes keys away must not be counted for ever: some are looked at each time.
 for _, held in ipairs(redis.call('ZRANDMEMBER', K('holds'), 4)) do
   local what, bytes, tenant = string.match(held, '^(%S+) (%d+) (.*)$')
-  if redis.call('EXISTS', K('job', what), K('st', what), K('piece', what)) == 0 then
+  if redis.call('EXISTS', K('job', what), K('st', what), K('piece', what), K('batch', what)) == 0 then
     let_go(what, tenant, bytes)
   end
 end
