@@ -203,7 +203,7 @@ class Upload:
     async def drop(self) -> None:
         """Remove what is written of a file that will not be."""
         if self._pieces:
-            await self._table.run("piece_drop", self._tenant, *piece_names(self._id, self._pieces))
+            await self._table.run("piece_drop", self._id, self._tenant, *piece_names(self._id, self._pieces))
 
     async def _put(self, size: int) -> None:
         await self._files.memory.admit()
