@@ -10,17 +10,16 @@ from typing import Any, Final
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from d3serve.api.bounds import MAX_UPLOAD_BYTES
 from d3serve.api.connections import Connections
 from d3serve.api.problems import problem_response
 from d3serve.errors import D3ServeError, Overloaded, RequestError
-from d3serve.store.files import MAX_FILE_BYTES
 
 MAX_HEAD_BYTES: Final = 32 * 2**10  # request line and headers; most proxies allow as much or less
 MAX_FIELDS: Final = 128  # as pairs of small objects, 32 KiB of empty headers would take 2 MiB
 MAX_PIPELINED: Final = 32  # requests that follow one before it is answered: a packet can hold thousands
 FRAMING_RATIO: Final = 8  # bytes of chunk sizes for one of body: so that even a byte may be a chunk
 UPLOADS: Final = b"/v1/files"  # the one body that is not held whole
-MAX_UPLOAD_BYTES: Final = MAX_FILE_BYTES + 64 * 2**10  # and the form around it
 HEAD_WITHIN_S = 30.0
 BODY_WITHIN_S = 30.0  # and a second for each so many bytes, each way
 BYTES_PER_S: Final = 128 * 2**10

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from d3serve.store.files import MAX_FILE_BYTES
+
 MAX_JSON_DEPTH: Final = (
     100  # deeper than any document that people write, shallower than what exhausts a stack
 )
@@ -13,3 +15,4 @@ MAX_WAIT_S: Final = 60.0  # of `?wait=` and `Prefer`; our clients ask for up to 
 SYNC_WAIT_S: Final = (
     9.0  # of a synchronous call that asks for nothing else; the stock SDK gives up after 10 s
 )
+MAX_UPLOAD_BYTES: Final = MAX_FILE_BYTES + 64 * 2**10  # a file, and the form around it

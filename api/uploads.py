@@ -5,12 +5,13 @@ from typing import Final
 
 from fastapi import Request
 
+from d3serve.api import bounds
 from d3serve.api.batch_models import LEAST_TTL_S, MOST_TTL_S
 from d3serve.api.bodies import content_coding
 from d3serve.api.form_stream import FormStream
 from d3serve.api.multipart import boundary_of
-from d3serve.errors import InvalidRequest, UnsupportedEncoding, UnsupportedMediaType
-from d3serve.store.files import FileRecord, FileStore
+from d3serve.errors import BodyTooLarge, InvalidRequest, UnsupportedEncoding, UnsupportedMediaType
+from d3serve.store.files import MAX_FILE_BYTES, FileRecord, FileStore
 from d3serve.store.pieces import PIECE_BYTES
 from d3serve.text.wording import shown
 
@@ -33,13 +34,16 @@ async def take_file(request: Request, files: FileStore, tenant: str) -> FileReco
         raise UnsupportedMediaType("send the file as multipart/form-data, and not from a web page")
     if content_coding(request.headers.getlist("content-encoding")) != "identity":
         raise UnsupportedEncoding("a file is not read compressed; send its bytes as they are")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > bounds.MAX_UPLOAD_BYTES:  # none of it need come
+        raise BodyTooLarge(f"the file is larger than {MAX_FILE_BYTES:,} bytes", field="file")
     request.state.body_bytes.take(2 * PIECE_BYTES)
     upload = await files.upload(tenant)
     form = FormStream(request.stream(), boundary)
     try:
         await form.read(upload.add)
         ttl_s = _checked_fields(form)
-        return await upload.finish((form.filename or "")[:MAX_NAME_CHARS], "batch", ttl_s)
+        return await upload.finish(form.filename or "", "batch", ttl_s)
     except BaseException:
         await upload.drop()
         raise
@@ -54,6 +58,8 @@ def _checked_fields(form: FormStream) -> int | None:
             raise InvalidRequest(f"{shown(name)} is no field of this form; there are {known}", field=name)
     if form.filename is None:
         raise InvalidRequest("the form has no file", field="file")
+    if len(form.filename) > MAX_NAME_CHARS:
+        raise InvalidRequest(f"the file's name is longer than {MAX_NAME_CHARS} characters", field="file")
     if fields.get("purpose") != "batch":
         raise InvalidRequest(f"purpose must be batch, not {shown(fields.get('purpose'))}", field="purpose")
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")

@@ -10,8 +10,7 @@ import yaml
 from kustomize import render
 
 import d3serve
-from d3serve.api.bounded_connection import MAX_UPLOAD_BYTES
-from d3serve.api.bounds import MAX_WAIT_S
+from d3serve.api.bounds import MAX_UPLOAD_BYTES, MAX_WAIT_S
 from d3serve.settings import Settings
 from d3serve.store.keys import Keys
 
