@@ -6,7 +6,7 @@ step achieves is written at once or not at all (docs/adr/0013).
 
 import asyncio
 import contextlib
-import hashlib
+import json
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable
@@ -17,8 +17,8 @@ import structlog
 
 from d3serve.api.batch_lines import (
     ENDINGS,
-    MAX_LINES,
     BatchLine,
+    InputCheck,
     InputLines,
     Outcome,
     RecentPieces,
@@ -45,6 +45,7 @@ from d3serve.schemas import FINAL_STATUSES, Lane
 from d3serve.settings import Settings
 from d3serve.store.batches import BatchRecord, BatchStep, BatchStore, Cursor, Ended
 from d3serve.store.jobs import JobStore
+from d3serve.store.records import JobRecord
 
 log = structlog.get_logger("d3serve.batches")
 
@@ -59,7 +60,6 @@ CROWDED_S: Final = 2.0  # where the queue is full, or nobody serves a model
 IDLE_S: Final = 0.25
 JOB_TTL_S: Final = 2 * 86_400  # of a line's job: longer than its batch
 READ_AT_ONCE: Final = 8  # results of the largest jobs come to 2 MB
-MAX_FINDINGS: Final = 100
 LOST: Final = (NotFound, StateLost)
 NO_ROOM: Final = (QueueFull, QuotaExceeded, StorageUnavailable)
 
@@ -89,11 +89,13 @@ class Feeder:
     ) -> None:
         self._batches = batches
         self._settings = settings
+        self._stop = asyncio.Event()
         pieces = RecentPieces(batches.files.pieces)
         self._means = Means(batches, jobs, ServedModels(jobs, settings), pieces, settings, wake)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set; a step that is under way ends first."""
+        """Work until `stop` is set; a step that is under way ends first, or gives up within a piece of the input."""
+        self._stop = stop
         while not stop.is_set():
             try:
                 worked = await self.work()
@@ -127,54 +129,39 @@ class Feeder:
     async def _validate(self, batch: BatchRecord) -> None:
         """Read the whole input, and begin or end the batch."""
         try:
-            total, errors = await self._look_through(batch)
+            check = await self._look_through(batch)
         except LOST as error:
-            total, errors = 0, [finding(error, None)]
-        if total is None:
+            check = InputCheck(batch.endpoint, 0, [finding(error, None)])
+        if check is None:
             return
-        if errors:
+        if errors := check.findings():
             await self._batches.step(batch, BatchStep(), 0, Ended("failed", tuple(errors)))
             log.info("batch.refused", batch=batch.id, errors=len(errors))
             return
         at_ms = int(1000 * await self._batches.now_s())
-        began = BatchStep(fields={"status": "in_progress", "in_progress_at": at_ms, "total": total})
+        began = BatchStep(fields={"status": "in_progress", "in_progress_at": at_ms, "total": check.count})
         await self._batches.step(batch, began, 0)
-        log.info("batch.begun", batch=batch.id, lines=total)
+        log.info("batch.begun", batch=batch.id, lines=check.count)
 
-    async def _look_through(self, batch: BatchRecord) -> tuple[int | None, list[dict[str, Any]]]:
-        """How many lines there are, None if another feeder took over; and what is wrong with them."""
-        lines, cursor, count = await self._means.lines(batch), Cursor(), 0
-        errors: list[dict[str, Any]] = []
-        seen: dict[bytes, int] = {}
+    async def _look_through(self, batch: BatchRecord) -> InputCheck | None:
+        """What there is to say of the input; None if another feeder took over, or this one is to stop."""
+        check = InputCheck(batch.endpoint, self._settings.max_body_bytes)
+        lines, cursor = await self._means.lines(batch), Cursor()
         renew_at = time.monotonic() + LEASE_S / 4
-        while len(errors) < MAX_FINDINGS:
-            (text, after), line = await lines.next(cursor), cursor.line
+        while not check.is_over:
+            text, after = await lines.next(cursor)
             if text is None:
                 break
-            if text.strip():
-                count += 1
-                try:
-                    _check_new(read_line(text, batch.endpoint, self._settings.max_body_bytes), line, seen)
-                except D3ServeError as error:
-                    errors.append(finding(error, line))
-            if count > MAX_LINES:
-                errors.append(finding(InvalidRequest(f"there are more than {MAX_LINES:,} requests"), line))
-                break
+            check.look(text, cursor.line)
             cursor = after
+            if self._stop.is_set():
+                await self._batches.step(batch, BatchStep(), 0)  # due at once, for whoever is there
+                return None
             if time.monotonic() > renew_at:
                 renew_at = time.monotonic() + LEASE_S / 4
                 if not await self._batches.step(batch, BatchStep(), LEASE_S):
-                    return None, []
-        if not count and not errors:
-            errors.append(finding(InvalidRequest("the file has no requests"), None))
-        return count, errors
-
-
-def _check_new(line: BatchLine, number: int, seen: dict[bytes, int]) -> None:
-    digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
-    first = seen.setdefault(digest, number)
-    if first != number:
-        raise InvalidRequest(f"line {first} has the same custom_id", field="custom_id")
+                    return None
+        return check
 
 
 class _Turn:

@@ -1,8 +1,10 @@
 """The lines of a batch: what goes in, what comes out. Pure, but for reading pieces of the input."""
 
+import hashlib
 import json
 import secrets
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +21,8 @@ from d3serve.text.wording import shown
 
 ENDPOINTS: Final = ("/v1/decisions", "/v1/systemone")
 MAX_LINES: Final = 50_000  # OpenAI's
+MAX_LINES_IN_ALL: Final = 2 * MAX_LINES  # blank ones too: to read 200 MB of them takes a quarter of an hour
+MAX_FINDINGS: Final = 100
 MAX_ID_CHARS: Final = 512
 MAX_RECENT: Final = 4  # pieces of 4 MiB
 FIELDS: Final = ("custom_id", "method", "url", "body")
@@ -117,6 +121,49 @@ def read_line(text: str, endpoint: str, max_bytes: int) -> BatchLine:
     if not isinstance(body, dict):
         raise InvalidRequest(f"body must be a JSON object, not {shown(body)}", field="body")
     return BatchLine(custom_id, body)
+
+
+class InputCheck:
+    """Looks at each line of an input: counts the requests, and finds what is wrong with them."""
+
+    def __init__(self, endpoint: str, max_bytes: int, findings: Sequence[dict[str, Any]] = ()) -> None:
+        self._endpoint = endpoint
+        self._max_bytes = max_bytes
+        self._findings = list(findings)
+        self._seen: dict[bytes, int] = {}
+        self.count = 0
+        self.is_over = False
+
+    def look(self, text: str, number: int) -> None:
+        """Look at a line; `is_over` says afterwards whether there is no need to look at more."""
+        is_request = not text.isspace() and text != ""
+        try:
+            self._check_bounds(number, is_request=is_request)
+            if is_request:
+                self._check_new(read_line(text, self._endpoint, self._max_bytes).custom_id, number)
+        except D3ServeError as error:
+            self._findings.append(finding(error, number))
+        self.is_over = self.is_over or len(self._findings) >= MAX_FINDINGS
+
+    def findings(self) -> list[dict[str, Any]]:
+        """What is wrong, as a batch's `errors` have it."""
+        if not self.count and not self._findings:
+            return [finding(InvalidRequest("the file has no requests"), None)]
+        return self._findings
+
+    def _check_bounds(self, number: int, *, is_request: bool) -> None:
+        self.count += is_request
+        self.is_over = self.count > MAX_LINES or number > MAX_LINES_IN_ALL
+        if self.count > MAX_LINES:
+            raise InvalidRequest(f"there are more than {MAX_LINES:,} requests")
+        if number > MAX_LINES_IN_ALL:
+            raise InvalidRequest(f"there are more than {MAX_LINES_IN_ALL:,} lines, blank ones included")
+
+    def _check_new(self, custom_id: str, number: int) -> None:
+        digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
+        first = self._seen.setdefault(digest, number)
+        if first != number:
+            raise InvalidRequest(f"line {first} has the same custom_id", field="custom_id")
 
 
 def finding(error: D3ServeError, line: int | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ DAY_S = 86_400
 async def test_more_lines_or_longer_ones_than_there_may_be_fail_the_batch(
     batches, decisions, feeding, monkeypatch
 ):
-    monkeypatch.setattr("d3serve.api.batch_feeder.MAX_LINES", 3)
+    monkeypatch.setattr("d3serve.api.batch_lines.MAX_LINES", 3)
     monkeypatch.setattr("d3serve.store.files.PIECE_BYTES", 5_000)
     long = decisions(3)
     long[1]["body"]["input"] = "x" * 70_000
