@@ -29,13 +29,15 @@ from d3serve.api.batch_lines import (
     read_line,
     undone,
 )  # fmt: skip
-from d3serve.api.intake import check_payload
+from d3serve.api.intake import Taken, check_payload
 from d3serve.api.served import ServedModels
 from d3serve.errors import (
     D3ServeError,
     InternalError,
     InvalidRequest,
+    ModelNotFound,
     NotFound,
+    NoWorker,
     QueueFull,
     QuotaExceeded,
     StateLost,
@@ -61,7 +63,7 @@ IDLE_S: Final = 0.25
 JOB_TTL_S: Final = 2 * 86_400  # of a line's job: longer than its batch
 READ_AT_ONCE: Final = 8  # results of the largest jobs come to 2 MB
 LOST: Final = (NotFound, StateLost)
-NO_ROOM: Final = (QueueFull, QuotaExceeded, StorageUnavailable)
+NO_ROOM: Final = (QueueFull, QuotaExceeded, StorageUnavailable, NoWorker)  # now; there may be later
 
 
 @dataclass(frozen=True)
@@ -343,7 +345,7 @@ class _Turn:
             raise InternalError("something broke on our side while this request was read") from error
         if taken.request.options.webhook is not None:
             raise InvalidRequest("a request of a batch names no webhook", field="job.webhook")
-        model, revision = await self._means.models.resolve(taken.request.model, taken.request.kinds)
+        model, revision = await self._served(taken)
         ttl_s = min(JOB_TTL_S, self._settings.max_result_ttl_s)
         options = taken.request.options.model_copy(update={"lane": "offline", "result_ttl_s": ttl_s})
         submitted = await self._jobs.submit(
@@ -356,3 +358,12 @@ class _Turn:
         if submitted.wake:
             await asyncio.to_thread(self._means.wake, submitted.lane)
         return label_of(line.custom_id, taken.names), submitted.job_id
+
+    async def _served(self, taken: Taken) -> tuple[str, str]:
+        """The model that a line names, and its revision; of a name that leads nowhere the endpoint's refusal."""
+        try:
+            return await self._means.models.resolve(taken.request.model, taken.request.kinds)
+        except ModelNotFound:
+            if await self._means.models.live():
+                raise
+            raise NoWorker("no live worker serves a model") from None  # all went since this step began
