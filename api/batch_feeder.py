@@ -256,12 +256,21 @@ class _Turn:
             ids = [self._flight[line][0] for line in some]
             labels, jobs = await self._batches.labels(self._batch, some), await self._batches.jobs(ids)
             for line, label, job_id, job in zip(some, labels, ids, jobs, strict=True):
-                self._write(outcome_of(self._batch.endpoint, label, job_id, job, self._ending))
+                self._write(self._outcome(label, job_id, job))
                 self._step.done.append(line)
                 if job is not None and job.status == "succeeded" and job.usage is not None:
                     usage = job.usage
                     self._step.add("input_tokens", usage.input_tokens)
                     self._step.add("cached_tokens", max(0, usage.input_tokens - usage.computed_tokens))
+
+    def _outcome(self, label: str, job_id: str, job: JobRecord | None) -> Outcome:
+        """What became of a job; also where we cannot say it, for that would hold up the batch for ever."""
+        try:
+            return outcome_of(self._batch.endpoint, label, job_id, job, self._ending)
+        except Exception as error:
+            log.error("batches.unforeseen", batch=self._batch.id, job_id=job_id, kind=type(error).__name__)
+            told = InternalError("something broke on our side while this answer was written")
+            return failed(self._batch.endpoint, json.loads(label)[0], told, job_id)
 
     def _write(self, outcome: Outcome) -> None:
         self._step.write(outcome.kind, outcome.text)
