@@ -196,7 +196,8 @@ class _Turn:
             self._delay_s = MOVED_S
         gathered = [self._flight[line][0] for line in self._step.done]
         if await self._batches.step(self._batch, self._step, self._delay_s, ended):
-            await self._erase(gathered)
+            with contextlib.suppress(StorageUnavailable):  # they go with their time
+                await self._batches.erase_jobs(self._batch, gathered)
         if ended:
             log.info("batch.ended", batch=self._batch.id, status=ended.status)
 
@@ -275,11 +276,6 @@ class _Turn:
     def _write(self, outcome: Outcome) -> None:
         self._step.write(outcome.kind, outcome.text)
         self._step.add("completed" if outcome.kind == "output" else "failed", 1)
-
-    async def _erase(self, job_ids: list[str]) -> None:
-        for job_id in job_ids:
-            with contextlib.suppress(D3ServeError):  # it goes with its time
-                await self._jobs.delete(job_id, self._batch.tenant)
 
     async def _give_up(self) -> None:
         """Tell of the lines that no job was made of."""

@@ -316,6 +316,10 @@ class BatchStore:
         pairs = zip(job_ids, told[::2], told[1::2], strict=True)
         return [JobRecord.from_hash(job_id, row, result) if row else None for job_id, row, result in pairs]
 
+    async def erase_jobs(self, batch: BatchRecord, job_ids: list[str]) -> None:
+        """Erase jobs whose answers are in a file; those that run or have gone stay as they are."""
+        await self._table.run_each("delete", [(job_id, batch.tenant) for job_id in job_ids])
+
     async def step(
         self, batch: BatchRecord, step: BatchStep, delay_s: float, ended: Ended | None = None
     ) -> bool:

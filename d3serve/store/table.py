@@ -69,6 +69,13 @@ class AsyncTable(_Table):
         with storage_errors():
             return await self._scripts[name]((self.key.prefix,), args)
 
+    async def run_each(self, name: lua.ScriptName, calls: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Run a script with each of these arguments; the runs travel together, and others may come between them."""
+        async with self.pipeline() as pipe:
+            for args in calls:
+                await self._scripts[name]((self.key.prefix,), args, pipe)
+            return list(await pipe.execute())
+
     async def send(self, command: str, *args: Argument, **options: Any) -> Any:
         """Send one command, by redis-py's name for it."""
         with storage_errors():

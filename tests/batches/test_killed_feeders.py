@@ -51,7 +51,7 @@ def work(let_claims_run_out, worker, monkeypatch):
         (JobStore, "submit", True),
         (BatchStore, "step", False),
         (BatchStore, "step", True),
-        (JobStore, "delete", False),
+        (BatchStore, "erase_jobs", False),
     ],
 )
 @pytest.mark.parametrize("steps", [1, 2, 3])
