@@ -185,6 +185,8 @@ async def test_batches_are_listed_newest_first(batches, decisions):
         (b"{}", {"purpose": "batch", "expires_after[anchor]": "created_at"}, 422, "expires_after.seconds"),
         (b"{}", {"purpose": "batch", "other": "x"}, 422, "other"),
         (b"{}", {"purpose": "batch", "file": "x"}, 422, "file"),
+        (b"{}", {}, 422, "purpose"),
+        (json.dumps({"custom_id": "猫"}).encode("utf-16"), {"purpose": "batch"}, 422, "file"),
     ],
 )
 async def test_an_upload_at_fault_is_refused_and_leaves_nothing(

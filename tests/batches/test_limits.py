@@ -7,8 +7,10 @@ import socket
 import openai
 import pytest
 
+from d3serve.errors import StorageUnavailable
 from d3serve.store.jobs import JobStore
 from d3serve.store.operate import Operator
+from d3serve.store.table import AsyncTable
 
 pytestmark = pytest.mark.anyio
 PREFIX = "d3:{default}:"
@@ -39,6 +41,76 @@ async def test_a_hundred_findings_are_told_and_no_more(batches, feeding):
     assert [one.line for one in done.errors.data] == list(range(1, 101))
 
 
+async def test_blank_lines_have_an_end_too(batches, decisions, feeding, monkeypatch):
+    """Two hundred million of them fit into a file, and reading them would keep a feeder from everybody else's."""
+    monkeypatch.setattr("d3serve.api.batch_lines.MAX_LINES_IN_ALL", 1_000)
+    line = json.dumps(decisions(1)[0]).encode()
+    async with feeding():
+        many = await batches.until(await batches.start(b" \n" * 1_000 + line))
+        enough = await batches.until(await batches.start(b"\r\n" * 999 + line), "in_progress")
+    assert [(one.line, one.message) for one in many.errors.data] == [
+        (1_001, "there are more than 1,000 lines, blank ones included")
+    ]
+    assert enough.request_counts.total == 1
+
+
+async def test_a_file_too_long_is_refused_before_it_comes(client, raw_redis, monkeypatch):
+    monkeypatch.setattr("d3serve.api.bounds.MAX_UPLOAD_BYTES", 1_000)
+    monkeypatch.setattr("d3serve.store.files.MAX_FILE_BYTES", 400)
+    monkeypatch.setattr("d3serve.store.files.PIECE_BYTES", 100)
+
+    async def endless():
+        pytest.fail("the body was read")
+        yield b""
+
+    form = {"content-type": "multipart/form-data; boundary=x", "content-length": "1001"}
+    early = await client.post("/v1/files", headers=form, content=endless())
+    late = await client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a", b"x" * 401)})
+    for refused in (early, late):
+        assert (refused.status_code, refused.json()["error"]["param"]) == (413, "file")
+    assert raw_redis.keys("*:piece:*") == []
+
+
+async def test_batches_count_in_what_their_tenant_keeps_until_they_are_gone(
+    batches, decisions, feeding, take_turns, settings, raw_redis
+):
+    """Else a loop that makes and cancels them would fill the server."""
+    file = await batches.upload(decisions(1))
+    asked = {"input_file_id": file.id, "endpoint": "/v1/decisions", "completion_window": "24h"}
+    batch = await batches.client.batches.create(**asked, metadata={"a": "b" * 500})
+    kept = f"{PREFIX}kept"
+    assert int(raw_redis.hget(kept, "public")) > file.bytes + 1_500
+    before = raw_redis.hget(kept, "public")
+    raw_redis.hset(kept, "public", settings.max_kept_bytes_per_tenant - 100)
+    with pytest.raises(openai.RateLimitError) as refused:
+        await batches.client.batches.create(**asked)
+    assert refused.value.code == "quota_exceeded"
+    assert [one.id async for one in await batches.client.batches.list()] == [batch.id]
+    raw_redis.hset(kept, "public", before)
+    with take_turns():
+        async with feeding():
+            await batches.until(batch)
+    [row] = [one for one in raw_redis.zrange(f"{PREFIX}holds", 0, -1) if one.startswith(batch.id)]
+    seconds, _ = raw_redis.time()
+    assert 29 * DAY_S < raw_redis.zscore(f"{PREFIX}holds", row) / 1000 - seconds < 30 * DAY_S + 1
+    raw_redis.delete(f"{PREFIX}batch:{batch.id}")
+    raw_redis.zadd(f"{PREFIX}holds", {row: 1})
+    async with JobStore.open(settings) as jobs:
+        await jobs.sweep()
+    assert raw_redis.zscore(f"{PREFIX}holds", row) is None
+    assert raw_redis.exists(f"{PREFIX}batches:public") == 0
+
+
+async def test_who_has_as_many_files_as_he_may_makes_no_batch(batches, decisions, monkeypatch):
+    """A batch leaves two, and many batches may be made of one input."""
+    file = await batches.upload(decisions(1))
+    monkeypatch.setattr("d3serve.store.files.MAX_FILES", 1)
+    with pytest.raises(openai.RateLimitError, match="1 files already"):
+        await batches.client.batches.create(
+            input_file_id=file.id, endpoint="/v1/decisions", completion_window="24h"
+        )
+
+
 async def test_an_upload_that_breaks_off_leaves_nothing(service, raw_redis, monkeypatch):
     monkeypatch.setattr("d3serve.store.files.PIECE_BYTES", 1_000)
     host, port = service.removeprefix("http://").split(":")
@@ -63,6 +135,22 @@ async def test_a_piece_whose_upload_was_killed_runs_out_within_the_hour(table, r
     await upload.add(b"x" * 5 * 2**20)
     [piece] = raw_redis.keys("*:piece:*")
     assert 3_000_000 < raw_redis.pttl(piece) <= 3_600_000
+
+
+async def test_a_file_whose_end_was_not_heard_of_is_taken_back_whole(client, raw_redis, monkeypatch):
+    """Else a list of files would name one that has no contents."""
+    run = AsyncTable.run
+
+    async def lost(self, name, *args):
+        answer = await run(self, name, *args)
+        if name == "file_add":
+            raise StorageUnavailable("gone before it answered")
+        return answer
+
+    monkeypatch.setattr(AsyncTable, "run", lost)
+    answer = await client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a", b"{}")})
+    assert answer.status_code == 503
+    assert raw_redis.keys("*:piece:*") == raw_redis.keys("*:file*:*") == raw_redis.keys("*:kept") == []
 
 
 async def test_a_file_is_kept_as_long_as_it_says_and_a_batch_needs_a_day_of_it(batches, decisions, raw_redis):

@@ -7,11 +7,14 @@ import time
 
 import pytest
 
+from d3serve.api import batch_feeder
+from d3serve.api.batch_lines import outcome_of
 from d3serve.errors import StorageUnavailable
 from d3serve.store import states
 from d3serve.store.batches import BatchStep, BatchTerms
 from d3serve.store.files import FileStore
 from d3serve.store.jobs import JobStore
+from d3serve.store.pieces import Pieces
 
 ENDED = ("completed", "failed")
 WITHIN_S = 50
@@ -163,6 +166,79 @@ async def test_files_leave_half_of_what_a_tenant_may_keep_to_its_jobs(client, mo
     assert (refused.status_code, refused.json()["code"]) == (429, "quota_exceeded")
     assert (await client.delete(f"/v1/files/{taken.json()['id']}")).status_code == 200
     assert (await client.post("/v1/files", files={"file": ("b", b"x" * 201)}, **form)).status_code == 200
+
+
+async def test_no_line_is_refused_for_a_model_that_all_workers_left_meanwhile(
+    batches, decisions, make_feeder, worker, monkeypatch, let_claims_run_out, stats
+):
+    feeder = await make_feeder(
+        model="another"
+    )  # the API's and the feeder's own default need not be what is served
+    lines = decisions(3)
+    for line in lines:
+        line["body"]["model"] = worker.model.name
+    batch = await batches.start(lines)
+    await feeder.work()
+    live = JobStore.models
+    calls = []
+
+    async def models(self):
+        calls.append(1)
+        return await live(self) if len(calls) == 1 else []
+
+    monkeypatch.setattr(JobStore, "models", models)
+    monkeypatch.setattr("d3serve.api.served.REFRESH_S", 0.0)
+    let_claims_run_out()
+    await feeder.work()
+    assert len(calls) > 1
+    assert (await stats()).lanes["offline"].queued_jobs == 0
+    monkeypatch.undo()
+
+    async def work():
+        let_claims_run_out()
+        await feeder.work()
+        worker.work()
+
+    done = await batches.until(batch, work=work)
+    assert (done.request_counts.completed, done.request_counts.failed) == (3, 0)
+
+
+async def test_an_answer_that_cannot_be_written_fails_its_line_alone(
+    batches, decisions, feeding, take_turns, monkeypatch
+):
+    def breaks(endpoint, label, *rest):
+        if "line-1" in label:
+            raise ZeroDivisionError
+        return outcome_of(endpoint, label, *rest)
+
+    monkeypatch.setattr(batch_feeder, "outcome_of", breaks)
+    with take_turns():
+        async with feeding():
+            done = await batches.until(await batches.start(decisions(3)))
+    assert (done.status, done.request_counts.completed) == ("completed", 2)
+    [row] = await batches.rows(done.error_file_id)
+    assert (row["custom_id"], row["response"]["body"]["error"]["code"]) == ("line-1", "internal_error")
+
+
+async def test_a_feeder_that_is_told_to_stop_does_not_read_an_input_to_its_end(
+    batches, decisions, make_feeder, monkeypatch
+):
+    monkeypatch.setattr("d3serve.store.files.PIECE_BYTES", 2_000)
+    batch = await batches.start(decisions(100))
+    feeder, stop, read = await make_feeder(), asyncio.Event(), []
+    get = Pieces.get
+
+    async def told_to_stop(self, name):
+        read.append(name)
+        stop.set()
+        return await get(self, name)
+
+    monkeypatch.setattr(Pieces, "get", told_to_stop)
+    await feeder.run(stop)
+    assert len(read) <= 2
+    assert (await batches.client.batches.retrieve(batch.id)).status == "validating"
+    assert await (await make_feeder()).work(), "it was not given back"
+    assert (await batches.client.batches.retrieve(batch.id)).status == "in_progress"
 
 
 async def test_what_is_gathered_is_written_though_nothing_more_is_taken(
