@@ -17,10 +17,10 @@ def batches_main(settings: Settings) -> int:
     """Run the feeder until a signal stops it; the exit code.
 
     Raises:
-        BrokerUnavailable: Redis does not answer, or may evict keys.
+        BrokerUnavailable: Redis is too old, or may evict keys; for one that does not answer it waits.
     """
     configure_logging(settings, process="batches")
-    check_server(settings)
+    check_server(settings, may_be_away=True)  # the feeder waits for it
     asyncio.run(_main(settings))
     return 0
 
