@@ -42,7 +42,7 @@ def up(
     port: Port = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run broker (unless --redis-url is given), API, workers, webhook sender and feeder of batches in one process tree."""
+    """Run broker (unless --redis-url is given), API, workers, webhook sender and batch feeder in one process tree."""
     settings = _settings(locals())
     leave_start_folder()
     preflight(settings, CHECKS)
