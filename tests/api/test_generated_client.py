@@ -11,7 +11,7 @@ from d3serve.api.app import create_app
 from d3serve.api_keys import append_key, new_key
 from d3serve.settings import Settings
 
-OPERATIONS = 35
+OPERATIONS = 36
 
 
 @pytest.fixture(scope="module")
