@@ -99,3 +99,12 @@ async def test_cancel_is_taken_in_every_state_and_again(
     left = {key.split(":")[2] for key in raw_redis.keys(f"{PREFIX}*")}
     assert not left & {"flight", "labels", "feed", "line", "lease"}
     assert (await batches.client.files.delete(batch.input_file_id)).deleted, "the file is still held"
+
+
+async def test_the_name_of_a_file_is_kept_whole_or_refused(batches):
+    upload = batches.client.files.create
+    name = "猫 ü" * 85 + "y"
+    assert (await upload(file=(name, b"{}"), purpose="batch")).filename == name
+    with pytest.raises(openai.UnprocessableEntityError, match="256 characters") as refused:
+        await upload(file=(name + "x", b"{}"), purpose="batch")
+    assert refused.value.param == "file"
