@@ -319,11 +319,12 @@ class _Turn:
             async for text, number in self._unread():
                 if room <= 0 or room_bytes <= 0:
                     break
-                await self._submit(text, number)
-                room, room_bytes = room - 1, room_bytes - len(text)
+                size = len(text.encode())
+                await self._submit(text, number, size)
+                room, room_bytes = room - 1, room_bytes - size
             self._delay_s = LOOK_AGAIN_S
 
-    async def _submit(self, text: str, number: int) -> None:
+    async def _submit(self, text: str, number: int, size: int) -> None:
         """Make a job of a line, or find the one that was made of it before; a request at fault has its outcome."""
         batch, line = self._batch, self._read(text)
         if line is None:
@@ -337,7 +338,7 @@ class _Turn:
         except D3ServeError as error:
             self._write(failed(batch.endpoint, line.custom_id, error))
         else:
-            self._step.fed.append((number, f"{job_id} {len(text)}", label))
+            self._step.fed.append((number, f"{job_id} {size}", label))
 
     async def _job_of(self, line: BatchLine, number: int) -> tuple[str, str]:
         batch = self._batch

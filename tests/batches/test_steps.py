@@ -81,6 +81,20 @@ async def test_a_window_of_lines_waits_and_no_more(batches, decisions, make_feed
     assert (await stats()).lanes["interactive"].queued_jobs == 0
 
 
+async def test_a_window_is_so_many_bytes_at_most_in_any_script(
+    batches, decisions, make_feeder, stats, monkeypatch
+):
+    monkeypatch.setattr("d3serve.api.batch_feeder.WINDOW_BYTES", 3_000)
+    lines = decisions(10)
+    for line in lines:
+        line["body"]["input"] = line["custom_id"] + "猫" * 300
+    feeder = await make_feeder()
+    await batches.start("\n".join(json.dumps(line, ensure_ascii=False) for line in lines).encode())
+    await feeder.work()
+    await feeder.work()
+    assert (await stats()).lanes["offline"].queued_jobs == 3
+
+
 @pytest.mark.sabotage("batch_claim", "int(math.max(now, head[2]))", "head[2]")
 async def test_a_tenant_with_many_batches_gets_every_second_step(batches, decisions, table, raw_redis):
     for _ in range(6):
