@@ -164,7 +164,7 @@ async def test_the_largest_batch_takes_minutes_and_no_more_memory_than_a_small_o
 ):
     api, feeders, address = parts
     lines, path = 50_000, tmp_path / "requests.jsonl"
-    text = "the parcel came late " * 182
+    text = "the parcel came late " * 180
     with path.open("w") as file:
         for number in range(lines):
             file.write(line_of(number, text) + "\n")
