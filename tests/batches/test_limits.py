@@ -46,7 +46,7 @@ async def test_blank_lines_have_an_end_too(batches, decisions, feeding, monkeypa
     monkeypatch.setattr("d3serve.api.batch_lines.MAX_LINES_IN_ALL", 1_000)
     line = json.dumps(decisions(1)[0]).encode()
     async with feeding():
-        many = await batches.until(await batches.start(b" \n" * 1_000 + line))
+        many = await batches.until(await batches.start(b" \n" * 1_000 + line + b"\n\n"))
         enough = await batches.until(await batches.start(b"\r\n" * 999 + line), "in_progress")
     assert [(one.line, one.message) for one in many.errors.data] == [
         (1_001, "there are more than 1,000 lines, blank ones included")
