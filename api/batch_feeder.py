@@ -57,7 +57,7 @@ STEP_S: Final = 5.0  # a step ends early after so long: others wait
 STEP_TEXT_BYTES: Final = 2**20  # of outcomes
 LEASE_S = 30.0
 LOOK_AGAIN_S: Final = 0.25
-MOVED_S: Final = 0.05  # after a step that achieved something: long enough that the next one does too
+SOON_S: Final = 0.05  # after a step that moved much of the window: workers may soon have none of it left
 CROWDED_S: Final = 2.0  # where the queue is full, or nobody serves a model
 IDLE_S: Final = 0.25
 JOB_TTL_S: Final = 2 * 86_400  # of a line's job: longer than its batch
@@ -193,7 +193,7 @@ class _Turn:
                 self._note_read()
         ended = self._ended()
         if not self._step.is_empty:
-            self._delay_s = MOVED_S
+            self._delay_s = SOON_S if self._step.moved >= WINDOW // 8 else LOOK_AGAIN_S
         gathered = [self._flight[line][0] for line in self._step.done]
         if await self._batches.step(self._batch, self._step, self._delay_s, ended):
             with contextlib.suppress(StorageUnavailable):  # they go with their time

@@ -149,6 +149,11 @@ class BatchStep:
         self.text_bytes += len(text)
 
     @property
+    def moved(self) -> int:
+        """How many lines it took in or brought out."""
+        return max(len(self.fed), self.sums.get("completed", 0) + self.sums.get("failed", 0))
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
         return not (self.fields or self.sums or self.fed or self.done)

@@ -169,7 +169,7 @@ async def test_the_largest_batch_takes_minutes_and_no_more_memory_than_a_small_o
         for number in range(lines):
             file.write(line_of(number, text) + "\n")
     assert 0.98 * MAX_FILE_BYTES < path.stat().st_size <= MAX_FILE_BYTES
-    workers = [service.start_worker("question_ms=0") for _ in range(2)]
+    workers = [service.start_worker("question_ms=0", max_batch_tokens=2**18) for _ in range(2)]
     await service.ready(2)
     with path.open("rb") as data:
         files = {"file": ("requests.jsonl", data)}
