@@ -93,9 +93,9 @@ async def client(parts):
         yield asked
 
 
-def line_of(number, text=""):
+def line_of(number, text="", lines_a_state=1):
     asked = [{"type": "predicate", "name": "net", "instructions": "Does it need a network?"}]
-    body = {"model": "fake", "input": f"state {number} {text}", "questions": asked}
+    body = {"model": "fake", "input": f"state {number // lines_a_state} {text}", "questions": asked}
     return json.dumps({"custom_id": f"line-{number}", "method": "POST", "url": "/v1/decisions", "body": body})
 
 
@@ -167,7 +167,7 @@ async def test_the_largest_batch_takes_minutes_and_no_more_memory_than_a_small_o
     text = "the parcel came late " * 180
     with path.open("w") as file:
         for number in range(lines):
-            file.write(line_of(number, text) + "\n")
+            file.write(line_of(number, text, lines_a_state=25) + "\n")  # the lane takes a state a turn
     assert 0.98 * MAX_FILE_BYTES < path.stat().st_size <= MAX_FILE_BYTES
     workers = [service.start_worker("question_ms=0", max_batch_tokens=2**18) for _ in range(2)]
     await service.ready(2)
