@@ -121,7 +121,6 @@ DAMAGE = {
     "bytes between": lambda path: path.write_bytes(b"x" + path.read_bytes()),
     "another file": lambda path: path.write_bytes(os.urandom(50_000)),
     "one that says it is endless": lambda path: path.write_bytes(b"\xff" * 8 + state_files.MAGIC),
-    "a sparse one that is told of for gigabytes": lambda path: sparse(path, 3 * 2**30),
     "one of another kind": lambda path: described(path, {"sums": [], "of": "another day"}),
     "one that tells no sums": lambda path: described(path, {}),
     "one whose description is a list": lambda path: described(path, []),
@@ -136,6 +135,20 @@ def sparse(path, size):
         file.truncate(size - len(end))
         file.seek(0, os.SEEK_END)
         file.write(end)
+
+
+def test_no_more_is_read_of_a_description_than_one_may_have(tmp_path, monkeypatch):
+    sparse(tmp_path / "file", 3 * 2**30)
+    asked, pread = [], os.pread
+
+    def watched(file, count, offset):
+        asked.append(count)
+        return pread(file, min(count, 100), offset)
+
+    monkeypatch.setattr(state_files.os, "pread", watched)
+    with pytest.raises(ValueError, match="it has no end"):
+        state_files.StateFile.read(tmp_path / "file")
+    assert max(asked) <= state_files.MOST_TOLD_BYTES
 
 
 def described(path, told):
