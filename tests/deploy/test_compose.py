@@ -33,7 +33,7 @@ def test_each_profile_has_one_kind_of_worker():
     assert started_by("cpu") == {"broker", "api", "webhooks", "batches", "worker"}
     assert started_by("gpu") == {"broker", "api", "webhooks", "batches", "worker-gpu"}
     assert started_by("two-gpus") == started_by("gpu") | {"worker-gpu-1"}
-    assert started_by("monitoring") == {"broker", "api", "webhooks", *WATCH}, (
+    assert started_by("monitoring") == {"broker", "api", "webhooks", "batches", *WATCH}, (
         "beside whichever worker is chosen"
     )
     assert "COMPOSE_PROFILES=cpu" in TEXT.splitlines()[0], "what `docker compose up` starts is told"
