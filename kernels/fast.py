@@ -2,8 +2,16 @@
 
 from d3serve.kernels.convolution import gdn_prepare
 from d3serve.kernels.float8 import float8_linear
-from d3serve.kernels.fused import add_rms_norm, gated_rms_norm, qk_norm_rope_store, sigmoid_gate, silu_mul
+from d3serve.kernels.fused import (
+    add_rms_norm,
+    embed,
+    gated_rms_norm,
+    qk_norm_rope_store,
+    sigmoid_gate,
+    silu_mul,
+)
 from d3serve.kernels.gated_delta import gated_delta_rule
+from d3serve.kernels.int4 import int4_linear
 from d3serve.kernels.narrow import narrow_linear
 from d3serve.kernels.prefix_bidir import attention_steps, cut_attention, plan_attention
 from d3serve.kernels.recurrence_plan import plan_recurrence
@@ -13,10 +21,12 @@ __all__ = [
     "attention_steps",
     "captures",
     "cut_attention",
+    "embed",
     "float8_linear",
     "gated_delta_rule",
     "gated_rms_norm",
     "gdn_prepare",
+    "int4_linear",
     "least_rows",
     "narrow_linear",
     "plan_attention",

@@ -42,6 +42,26 @@ def _add_rms_norm_kernel(
     tl.store(normed + row * h + offs, out, mask=mask)
 
 
+@triton.jit
+def _embed_kernel(tokens, table, out, h, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    offs = tl.arange(0, BLOCK)
+    found = tl.load(table + tl.load(tokens + row) * h + offs, mask=offs < h, other=0.0)
+    tl.store(out + row * h + offs, found, mask=offs < h)
+
+
+def embed(tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Take a row of the table [vocab, h] for each token: [T, h] where the tokens are.
+
+    The table may stand in pinned memory of the host: the GPU reads its rows over the bus, and no bit of them changes.
+    """
+    T, h = len(tokens), table.shape[1]
+    out = torch.empty(T, h, dtype=table.dtype, device=tokens.device)
+    if T:
+        _embed_kernel[(T,)](tokens, table, out, h, BLOCK=triton.next_power_of_2(h))
+    return out
+
+
 def add_rms_norm(
     x: torch.Tensor,
     residual: torch.Tensor | None,

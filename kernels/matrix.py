@@ -1,5 +1,6 @@
-"""Matrices and products: eight-bit floats with a scale for each row, how rows are quantized, the order of sums."""
+"""Matrices and products: how weights of eight and of four bits are held, how rows are quantized, the order of sums."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -8,6 +9,8 @@ from torch import Tensor
 
 LARGEST = 448.0  # of E4M3
 SMALLEST_SCALE = 1e-12  # an all-zero row stays zero
+LARGEST_INT4 = 15  # of four bits, unsigned
+INT4_GROUPS = (32, 64, 128)  # columns of a scale: half of them meet the tensor cores at once, 16 at least
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,59 @@ class Float8Rows:
 
 
 @dataclass(frozen=True)
+class Int4Matrix:
+    """weight[i, j] = (q[i, j] - zero[g, i]) · scale[g, i] with q of four bits and g = j // group.
+
+    Byte b of a group holds its column b in the low bits and its column b + group / 2 in the high ones, so that each
+    half of the bytes' bits is a run of columns: products take them in their own order. A group's bytes of all rows
+    stand together, and so do its scales: what a tile of rows reads is one piece of memory.
+    """
+
+    values: Tensor  # [groups, rows, group / 2] uint8, contiguous in the last two
+    scale: Tensor  # [groups, rows] BF16, contiguous in rows
+    zero: Tensor  # [groups, rows] uint8, 0 to 15, contiguous in rows
+
+    def __getitem__(self, rows: slice) -> Self:
+        """The same matrix with some of its rows."""
+        return type(self)(self.values[:, rows], self.scale[:, rows], self.zero[:, rows])
+
+    @classmethod
+    def empty(cls, rows: int, columns: int, group: int, device: torch.device) -> Self:
+        """Allocate one."""
+        groups = columns // group
+        return cls(
+            torch.empty(groups, rows, group // 2, dtype=torch.uint8, device=device),
+            torch.empty(groups, rows, dtype=torch.bfloat16, device=device),
+            torch.empty(groups, rows, dtype=torch.uint8, device=device),
+        )
+
+    def copy_(self, other: Self) -> None:
+        """Take over the contents of a matrix of the same shape."""
+        for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True):
+            mine.copy_(theirs)
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale."""
+        return 2 * self.values.shape[2]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Rows and columns."""
+        groups, rows, half = self.values.shape
+        return torch.Size((rows, groups * 2 * half))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.values.nbytes + self.scale.nbytes + self.zero.nbytes
+
+
+@dataclass(frozen=True)
 class StackedMatrix:
     """Matrices of one width above each other, each held in its own way."""
 
-    parts: tuple[Tensor | Float8Matrix, ...]
+    parts: tuple[Tensor | Float8Matrix | Int4Matrix, ...]
 
     def __getitem__(self, rows: slice) -> Self:
         """The same matrix with some of its rows."""
@@ -79,7 +131,12 @@ class StackedMatrix:
         return sum(part.nbytes for part in self.parts)
 
 
-Matrix = Tensor | Float8Matrix | StackedMatrix
+def stacked(parts: Sequence[Tensor | Int4Matrix]) -> Tensor | Int4Matrix | StackedMatrix:
+    """Stack matrices; one alone stays what it is."""
+    return parts[0] if len(parts) == 1 else StackedMatrix(tuple(parts))
+
+
+Matrix = Tensor | Float8Matrix | Int4Matrix | StackedMatrix
 Rows = Tensor | Float8Rows
 
 
@@ -100,3 +157,41 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     x = x.float()
     scale = (x.abs().amax(dim=1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
     return (x / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
+
+
+def pack_int4(q: Tensor, scale: Tensor, zero: Tensor) -> Int4Matrix:
+    """Pack values q [rows, columns] of 0 to 15, with scale and zero [rows, groups], into our layout.
+
+    Raises:
+        ValueError: columns are not whole groups of a size that we hold.
+    """
+    rows, columns = q.shape
+    groups = scale.shape[1]
+    group = columns // max(1, groups)
+    if group not in INT4_GROUPS or group * groups != columns:
+        raise ValueError(
+            f"{columns} columns are not whole groups of {group}: expected groups of {INT4_GROUPS}"
+        )
+    low, high = q.to(torch.uint8).view(rows, groups, 2, group // 2).unbind(2)
+    values = (low | high << 4).transpose(0, 1).contiguous()
+    return Int4Matrix(values, scale.T.bfloat16().contiguous(), zero.T.to(torch.uint8).contiguous())
+
+
+def unpack_int4(weight: Int4Matrix) -> Tensor:
+    """The weight [rows, columns] in FP32, exactly: (q - zero) · scale."""
+    q = torch.cat((weight.values & 0xF, weight.values >> 4), dim=2)  # [groups, rows, group]
+    unpacked = (q.float() - weight.zero.float()[:, :, None]) * weight.scale.float()[:, :, None]
+    return unpacked.transpose(0, 1).flatten(1)
+
+
+def quantize_int4(weight: Tensor, group: int = INT4_GROUPS[-1]) -> Int4Matrix:
+    """Quantize weight [rows, columns] by the least and largest of each group, zero among its values; no calibration."""
+    if weight.shape[1] % group:
+        raise ValueError(f"{weight.shape[1]} columns are not whole groups of {group}")
+    grouped = weight.float().unflatten(1, (-1, group))
+    low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
+    scale = ((high - low) / LARGEST_INT4).clamp(min=SMALLEST_SCALE).bfloat16()
+    step = scale.float()
+    zero = (-low / step).round().clamp(0, LARGEST_INT4)
+    q = (grouped / step[:, :, None] + zero[:, :, None]).round().clamp(0, LARGEST_INT4)
+    return pack_int4(q.flatten(1), scale, zero)

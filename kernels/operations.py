@@ -14,7 +14,7 @@ from torch import Tensor
 
 from d3serve.kernels import reference
 from d3serve.kernels.attention_plan import Sizes as AttentionSizes
-from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows, StackedMatrix
+from d3serve.kernels.matrix import Float8Matrix, Int4Matrix, Matrix, Rows, StackedMatrix
 from d3serve.kernels.recurrence_plan import RecurrenceSizes
 from d3serve.kernels.segments import AttentionShape, Segment
 
@@ -100,6 +100,9 @@ class Operations(Protocol):
     ) -> Tensor:
         """Run the gated delta rule over each segment from its initial slot."""
 
+    def embed(self, tokens: Tensor, table: Tensor, /) -> Tensor:
+        """Take a row of the table [vocab, h] for each token: [T, h]."""
+
     def add_rms_norm(
         self,
         x: Tensor,
@@ -148,6 +151,9 @@ class Operations(Protocol):
     def float8_linear(self, x: Rows, weight: Float8Matrix, out: Tensor | None = None) -> Tensor:
         """Multiply x [T, columns] by the transpose of an FP8 weight [rows, columns]: [T, rows] or `out`."""
 
+    def int4_linear(self, x: Tensor, weight: Int4Matrix, out: Tensor | None = None) -> Tensor:
+        """Multiply x [T, columns] by the transpose of a four-bit weight [rows, columns]: [T, rows] or `out`."""
+
 
 def operations(device: torch.device, linear_rule: LinearRule = "ours") -> Operations:
     """The set for `device`. Triton comes in with the fast ones, so a machine without a GPU never needs it.
@@ -176,6 +182,8 @@ def linear(x: Rows, weight: Matrix, out: Tensor | None = None) -> Tensor:
     if isinstance(weight, Float8Matrix):
         return operations(weight.values.device).float8_linear(x, weight, out)
     plain = _plain(x)
+    if isinstance(weight, Int4Matrix):
+        return operations(weight.values.device).int4_linear(plain, weight, out)
     return F.linear(plain, weight) if out is None else torch.mm(plain, weight.T, out=out)
 
 

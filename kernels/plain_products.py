@@ -1,9 +1,10 @@
 """Products with weights that are no plain matrices, in plain PyTorch: part of `reference`."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from d3serve.kernels.matrix import Float8Matrix, Float8Rows, Rows, quantize_rows
+from d3serve.kernels.matrix import Float8Matrix, Float8Rows, Int4Matrix, Rows, quantize_rows, unpack_int4
 
 
 def narrow_linear(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
@@ -20,4 +21,10 @@ def float8_linear(x: Rows, weight: Float8Matrix, out: Tensor | None = None) -> T
     rows = x if isinstance(x, Float8Rows) else Float8Rows(*quantize_rows(x), x.dtype)
     product = rows.values.float() @ weight.values.float().T
     product = (product * rows.scale * weight.scale.T).to(rows.dtype)
+    return product if out is None else out.copy_(product)
+
+
+def int4_linear(x: Tensor, weight: Int4Matrix, out: Tensor | None = None) -> Tensor:
+    """Multiply x [T, columns] by the transpose of `weight` unpacked to x's type: [T, rows] in that type."""
+    product = F.linear(x, unpack_int4(weight).to(x.dtype))
     return product if out is None else out.copy_(product)

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from d3serve.kernels.matrix import Float8Rows, Rows, quantize_rows
 from d3serve.kernels.plain_products import float8_linear as float8_linear  # noqa: PLC0414  (part of the set)
+from d3serve.kernels.plain_products import int4_linear as int4_linear  # noqa: PLC0414
 from d3serve.kernels.plain_products import narrow_linear as narrow_linear  # noqa: PLC0414
 from d3serve.kernels.segments import AttentionShape, Segment
 
 QUERY_ROWS = 1024  # rows of one attention step: bounds its score matrix on long states
 CHUNK = 64  # tokens of one step of the gated delta rule
 NORM_EPS = 1e-6  # of the L2 norm of GDN queries and keys, in the reference model and in fla
+embed = F.embedding  # a row of the table [vocab, h] for each token: [T, h]
 captures = False  # there are no CUDA graphs of what runs on a CPU
 least_rows = 1
 

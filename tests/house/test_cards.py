@@ -14,8 +14,9 @@ QUESTIONS = {
     "is_hopper", "has_float8", "feeds_from_shared", "widest_cudnn_head",
 }  # fmt: skip
 MAY_ASK = {"kernels/cards.py", "kernels/attention_tiles.py", "model/placement.py"}
-# launchers: the tile table of the delta rule, and whether a library takes a long state
+# launchers: tile tables, which kernel multiplies by INT4, and whether a library takes a long state
 MAY_CHOOSE = {
+    "kernels/int4.py": {"feeds_from_shared", "is_hopper"},
     "kernels/gated_delta.py": {"feeds_from_shared"},
     "kernels/attention_dense.py": {"widest_cudnn_head"},
 }

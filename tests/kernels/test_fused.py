@@ -25,6 +25,20 @@ def assert_same(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=ATOL)
 
 
+@pytest.mark.parametrize("tokens", [[], [2], [6, 0, 6, 3]])
+@pytest.mark.parametrize("h", [16, 80])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_embedding_takes_rows_wherever_their_table_stands(tokens, h, dtype, device):
+    table = torch.randn(7, h, generator=torch.Generator().manual_seed(0)).to(dtype)
+    ids = torch.tensor(tokens, dtype=torch.int64, device=device)
+    found = [fused.embed(ids, table.to(device))]
+    if device.type == "cuda":
+        found.append(fused.embed(ids, table.pin_memory()))
+    for each in found:
+        assert each.device == ids.device
+        assert torch.equal(each.cpu(), table[tokens])
+
+
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("h", [16, 80])
 @pytest.mark.parametrize("first", [True, False])

@@ -24,7 +24,7 @@ MOST_REGISTERS = 255  # of a thread, on all of them
 # Bytes that a thread spills in BF16: a few registers, once, where a tile that does not fit spills hundreds. Triton 3.6
 # spills 336 where 3.7 and 3.9 spill none, and 2 KB where they spill 264.
 MOST_STACK = 384 if triton.__version__.startswith("3.6.") else 128
-HEAVIEST = {"_prefix_bidir_kernel", "_merge_kernel", "_chunk_kernel", "_walk_kernel"}
+HEAVIEST = {"_prefix_bidir_kernel", "_merge_kernel", "_chunk_kernel", "_walk_kernel", "_int4_linear_kernel"}
 FLOAT8 = {"_quantize_kernel", "_silu_mul_float8_kernel", "_narrow_linear_kernel"}
 
 
@@ -80,7 +80,7 @@ def test_every_kernel_fits_the_card(capability, compile_ahead):
     kernels = compile_ahead(capability, "--all")
     names = {each["kernel"] for each in kernels}
     assert names >= HEAVIEST
-    assert len(names - FLOAT8) == 10
+    assert len(names - FLOAT8) == 13
     assert (names >= FLOAT8) == (capability >= 89)
     assert_fits(kernels, capability)
     for each in kernels:
