@@ -160,6 +160,7 @@ def _model(model: ModelInfo, settings: Settings) -> dict[str, Any]:
         "release_date": RELEASED,
         "revision": model.revision,
         "identity": model.identity,
+        "weights": model.weights or model.dtype,
         "aliases": list(settings.model_alias),
         "modalities": list(model.modalities),
         "limits": {

@@ -123,6 +123,7 @@ class ServedModel(BaseModel):
     release_date: str
     revision: str | None
     identity: str
+    weights: str
     aliases: list[str]
     modalities: list[str]
     limits: ModelLimits

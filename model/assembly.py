@@ -13,7 +13,7 @@ from d3serve.errors import InvalidSettings
 from d3serve.kernels.operations import LinearRule
 from d3serve.kernels.segments import LongAttention
 from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
-from d3serve.model.capacity import MLP_ROWS, MemoryPlan, divide_pools, plan_memory
+from d3serve.model.capacity import MemoryPlan, divide_pools, plan_memory
 from d3serve.model.checkpoint import (
     free_bytes,
     load_tower,
@@ -26,6 +26,7 @@ from d3serve.model.device_faults import watched
 from d3serve.model.disk_tier import DiskTier, own_folder
 from d3serve.model.host_tier import HostTier
 from d3serve.model.hub import LocatedPackage, locate
+from d3serve.model.media import MediaKind
 from d3serve.model.package import Package, open_package
 from d3serve.model.placement import (
     Device,
@@ -45,7 +46,7 @@ from d3serve.model.tokenizer import SpecialTokens
 from d3serve.model.vision import VisionTower, tower_activation_bytes
 from d3serve.model.vision_config import VisionGeometry
 from d3serve.model.weights import Weights, to_float8
-from d3serve.schemas import Modality, ModelInfo
+from d3serve.schemas import ModelInfo
 
 CPU_CACHE_BYTES = 256 * 2**20
 STATE_TTL_S = 86_400.0  # as long as a result is kept, unless said otherwise
@@ -101,11 +102,7 @@ class Kernels(TypedDict):
 
 
 def assemble(model: str, options: LoadOptions) -> EngineParts:
-    """Find, open and load a package, and allocate its pools.
-
-    Args:
-        model: local folder or Hub id.
-        options: each has a default.
+    """Find, open and load a package, a local folder or Hub id, and allocate its pools.
 
     Raises:
         InvalidCheckpoint: the package is incomplete, inconsistent, of an unknown kind, or too large here.
@@ -135,15 +132,17 @@ def assemble(model: str, options: LoadOptions) -> EngineParts:
             options.get("state_cache_bytes"),
             shares_state=shares_state,
             tower_bytes=tower_activation_bytes(vision, dtype) if vision else 0,
+            unpacked_bytes=weights.unpacked_bytes,
         )
         pools = Pools.allocate(geometry, rows=plan.rows, slots=plan.slots, device=device, dtype=dtype)
+    kinds = vision.kinds if vision else ()
     rounding = (str(each) for each in kernels.values() if each != "ours")
     read_as = (str(dtype), load_format, str(quantization), special_tokens, *rounding)
     return EngineParts(
-        info=describe(located, package, dtype, device, read_as, ("text", *(vision.kinds if vision else ()))),
+        info=describe(located, package, device, dtype, weights.format, read_as, kinds),
         config=package.decision,
         format=prompt_format,
-        backbone=Backbone(geometry, weights, pools, mlp_rows=MLP_ROWS, tower=tower, **kernels),
+        backbone=Backbone(geometry, weights, pools, mlp_rows=plan.mlp_rows, tower=tower, **kernels),
         cache=make_state_cache(geometry, plan, pools, options),
         plan=plan,
         pass_tokens=options.get("pass_tokens"),
@@ -210,10 +209,11 @@ def read_or_draw_weights(
 def describe(
     located: LocatedPackage,
     package: Package,
-    dtype: torch.dtype,
     device: torch.device,
+    dtype: torch.dtype,
+    weights: str,
     read_as: Sequence[str],
-    modalities: tuple[Modality, ...] = ("text",),
+    media: Sequence[MediaKind] = (),
 ) -> ModelInfo:
     """What is served; the identity covers `read_as` too, on which answers depend as well."""
     config = package.decision
@@ -228,8 +228,9 @@ def describe(
         validated_length=config.validated_length or max_length,
         max_length=max_length,
         dtype=str(dtype).removeprefix("torch."),
+        weights=weights,
         device=str(device),
-        modalities=modalities,
+        modalities=("text", *media),
     )
 
 
@@ -241,10 +242,11 @@ def size_pools(
     *,
     shares_state: bool,
     tower_bytes: int = 0,
+    unpacked_bytes: int = 0,
 ) -> MemoryPlan:
     """Size the pools and the longest pass: on a GPU by what the weights leave, on a CPU by a fixed budget.
 
-    `tower_bytes` stay free for a vision tower's activations.
+    `tower_bytes` stay free for a vision tower's activations, `unpacked_bytes` for an INT4 matrix in use.
 
     Raises:
         InvalidSettings: not even the shortest pass fits, or `pool_bytes` are too few for one row.
@@ -255,7 +257,12 @@ def size_pools(
     else:
         free = torch.cuda.mem_get_info(device)[0] - tower_bytes
         plan = plan_memory(
-            geometry, dtype, free, mlp_rows=MLP_ROWS, shares_state=shares_state, pool_bytes=pool_bytes
+            geometry,
+            dtype,
+            free,
+            shares_state=shares_state,
+            pool_bytes=pool_bytes,
+            unpacked_bytes=unpacked_bytes,
         )
     if pool_bytes is not None and not plan.rows:
         raise InvalidSettings(

@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from d3serve.kernels.matrix import Float8Matrix, Matrix, Rows, StackedMatrix, sum_rows_alike
@@ -222,7 +221,7 @@ class Backbone:
         `x` and `residual` are rebound at every operation, so that what one no longer needs is free before the
         next: on a long state one set of activations is gigabytes.
         """
-        x, residual = F.embedding(inputs.tokens, self.weights.embedding), None
+        x, residual = self.ops.embed(inputs.tokens, self.weights.embedding), None
         yield from self._show(inputs.media, x)
         rotary = self._rotary(inputs.positions)
         counts = {FullAttention: 0, LinearAttention: 0}

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -14,22 +14,22 @@ import torch
 from torch import Tensor
 
 from d3serve.errors import InvalidCheckpoint
-from d3serve.kernels.matrix import quantize_rows
-from d3serve.model.compressed import Scheme, dequantize
+from d3serve.kernels.matrix import INT4_GROUPS, Int4Matrix, quantize_rows
+from d3serve.model.compressed import Scheme, dequantize, repack
 from d3serve.model.config import CODES, Geometry
 from d3serve.model.package import Package
-from d3serve.model.placement import Quantization, multiplies_float8
+from d3serve.model.placement import Quantization, multiplies_float8, multiplies_int4
 from d3serve.model.shards import (
     READOUT,
-    float8_names,
     named_tensors,
+    stored_types,
     tensor_sizes,
     text_name,
     vision_name,
 )
 from d3serve.model.vision_config import VisionGeometry
 from d3serve.model.vision_weights import VisionAllocator, VisionWeights
-from d3serve.model.weights import Allocator, Weights, scale_name
+from d3serve.model.weights import PLAIN, Allocator, Kept, Weights, scale_name
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ def load_weights(
 ) -> Weights:
     """Stream the package's tensors into fused parameters on `device`; plain matrices become `dtype`.
 
-    Norms, A_log, dt_bias and the readout are FP32 whatever `dtype` is. Published FP8 matrices stay FP8 where
-    the device multiplies them, INT4 ones are unpacked, and `quantization` makes plain ones FP8.
+    Norms, A_log, dt_bias and the readout are FP32 whatever `dtype` is. Published FP8 and INT4 matrices stay what
+    they are where the device multiplies them and are unpacked elsewhere; `quantization` makes plain ones FP8.
 
     Raises:
         InvalidCheckpoint: a tensor is missing, unknown, doubled, or of another shape than the geometry says;
@@ -55,15 +55,11 @@ def load_weights(
     started = time.monotonic()
     geometry, files = package.geometry, package.weight_files
     _require_stored(geometry, files)
-    float8: set[str] = set()
-    if multiplies_float8(device, dtype):
-        float8 = {name for path in files for name in float8_names(path)}
-        if quantization:
-            float8 |= quantizable(geometry, inputs=quantization == "fp8-all")
-    require_memory(geometry, dtype, float8, free_bytes=free_bytes(device))
-    allocator = Allocator(geometry, device, dtype, float8)
+    kept = _kept(package, device, dtype, quantization)
+    require_memory(geometry, dtype, kept, free_bytes=free_bytes(device))
+    allocator = Allocator(geometry, device, dtype, kept)
     weights = allocator.weights(CODES)
-    _fill_all(_Loading(allocator.targets, package.scheme, device), package)
+    _fill_all(_Loading(allocator.targets, package.scheme, device, packed=allocator.packed), package)
     _load_readout(package.folder / READOUT, weights.readout)
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # copies are under way
@@ -71,6 +67,25 @@ def load_weights(
     size = sum(path.stat().st_size for path in files)
     log.info("read %.2f GB in %.1f s: %.2f GB/s", size / 1e9, seconds, size / 1e9 / seconds)
     return weights
+
+
+def _kept(
+    package: Package, device: torch.device, dtype: torch.dtype, quantization: Quantization | None
+) -> Kept:
+    """Read from the files' headers which matrices stay quantized.
+
+    INT4 with other scales than BF16, or other groups than products read, is unpacked.
+    """
+    types = {name: kind for path in package.weight_files for name, kind in stored_types(path)}
+    float8, int4, group = set[str](), set[str](), package.scheme.group_size
+    if multiplies_float8(device, dtype):
+        float8 = {name for name, kind in types.items() if kind == "F8_E4M3"}
+        if quantization:
+            float8 |= quantizable(package.geometry, inputs=quantization == "fp8-all")
+    if multiplies_int4(device) and group in INT4_GROUPS:
+        weights = (name.removesuffix("_packed") for name in types if name.endswith(".weight_packed"))
+        int4 = {name for name in weights if types.get(scale_name(name)) == "BF16"}
+    return Kept(float8 - int4, int4, group)
 
 
 def load_tower(
@@ -146,19 +161,17 @@ def require_tower_memory(geometry: VisionGeometry, dtype: torch.dtype, *, free_b
         )
 
 
-def require_memory(
-    geometry: Geometry, dtype: torch.dtype, float8: Set[str] = frozenset(), *, free_bytes: int
-) -> None:
+def require_memory(geometry: Geometry, dtype: torch.dtype, kept: Kept = PLAIN, *, free_bytes: int) -> None:
     """Refuse weights that the device cannot hold, before any is read.
 
     Raises:
         InvalidCheckpoint: the message holds both sizes.
     """
-    needed = geometry.parameters  # each is a byte at least; what cannot be counted in bytes ends here
+    needed = geometry.parameters // 2  # half a byte at least; what cannot be counted in bytes ends here
     if needed <= free_bytes:
-        allocator = Allocator(geometry, torch.device("meta"), dtype, float8)
+        allocator = Allocator(geometry, torch.device("meta"), dtype, kept)
         weights = allocator.weights(CODES)
-        needed = weights.readout.nbytes + sum(each.nbytes for each in allocator.targets.values())
+        needed = weights.readout.nbytes + allocator.nbytes
     if needed > free_bytes:
         raise InvalidCheckpoint(
             f"the weights need {needed / 1e9:.1f} GB of device memory in {dtype}; {free_bytes / 1e9:.1f} GB are free"
@@ -174,10 +187,13 @@ class _Loading:
         scheme: Scheme,
         device: torch.device,
         name_of: Callable[[str], str | None] = text_name,
+        *,
+        packed: dict[str, Int4Matrix] | None = None,
     ) -> None:
         self._name_of = name_of
         self._targets = targets
-        self._missing = dict(targets)
+        self._packed = packed or {}
+        self._missing = {name: True for names in (targets, self._packed) for name in names}
         self._scheme = scheme
         self._lock = Lock()
         self._parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
@@ -197,19 +213,19 @@ class _Loading:
                 raise _refused(path, stored, "is not part of this geometry")
 
     def _put(self, name: str, tensor: Tensor, path: Path, stored: str) -> None:
-        target = self._take(name, path, stored)
+        self._claim(name, path, stored)
+        target = self._targets[name]
         plain = tensor.is_floating_point() and tensor.element_size() > 1 and tensor.ndim == 2
         if plain and target.dtype == torch.float8_e4m3fn:
             tensor, scale = quantize_rows(tensor)
-            _fill(self._take(scale_name(name), path, stored), scale, path, stored)
+            self._claim(scale_name(name), path, stored)
+            _fill(self._targets[scale_name(name)], scale, path, stored)
         _fill(target, tensor, path, stored)
 
-    def _take(self, name: str, path: Path, stored: str) -> Tensor:
-        """Hand out a target once: of two threads that bring the same tensor, one is refused."""
-        target = self._missing.pop(name, None)
-        if target is None:
+    def _claim(self, name: str, path: Path, stored: str) -> None:
+        """Let a target be filled once: of two threads that bring the same tensor, one is refused."""
+        if not self._missing.pop(name, False):
             raise _refused(path, stored, "is there twice")
-        return target
 
     def finish(self, folder: Path) -> None:
         """Refuse what is still missing."""
@@ -241,10 +257,16 @@ class _Loading:
     def _unpack(self, module: str, parts: dict[str, Tensor], path: Path) -> None:
         name = f"{module}weight"
         try:
-            weight = dequantize(parts, self._scheme)
+            weight = repack(parts, self._scheme) if name in self._packed else dequantize(parts, self._scheme)
         except ValueError as error:
             raise _refused(path, name, f"is packed inconsistently: {error}") from None
-        self._put(name, weight, path, name)
+        if isinstance(weight, Tensor):
+            self._put(name, weight, path, name)
+            return
+        self._claim(name, path, name)
+        target = self._packed[name]
+        _require_shape(target.shape, weight.shape, path, name)
+        target.copy_(weight)
 
 
 def _load_readout(path: Path, target: Tensor) -> None:
@@ -261,11 +283,15 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _fill(target: Tensor, tensor: Tensor, path: Path, name: str) -> None:
-    if target.shape != tensor.shape:
-        raise _refused(path, name, f"has shape {list(tensor.shape)}; config.json says {list(target.shape)}")
+    _require_shape(target.shape, tensor.shape, path, name)
     if not tensor.is_floating_point() or (tensor.element_size() < 2 and tensor.dtype != target.dtype):
         raise _refused(path, name, f"is {tensor.dtype}; expected a floating-point type of 16 or 32 bits")
     target.copy_(tensor)
+
+
+def _require_shape(wanted: torch.Size, found: torch.Size, path: Path, name: str) -> None:
+    if wanted != found:
+        raise _refused(path, name, f"has shape {list(found)}; config.json says {list(wanted)}")
 
 
 def _refused(path: Path, name: str, reason: str) -> InvalidCheckpoint:

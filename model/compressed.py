@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from d3serve.kernels.matrix import Int4Matrix
 from d3serve.model.fields import Fields
 from d3serve.model.registry import NO_FP4
 
@@ -111,23 +112,56 @@ def dequantize(parts: dict[str, Tensor], scheme: Scheme) -> Tensor:
         if weight.dtype != torch.float8_e4m3fn or scale.shape != (len(weight), 1):
             raise ValueError(f"{weight.dtype} {list(weight.shape)} with scales {list(scale.shape)}")
         return weight.float() * scale
-    shape = parts["weight_shape"]
+    rows, columns = _int4_shape(parts, scheme)
+    values = _unpack(parts["weight_packed"], rows, columns).view(rows, -1, scheme.group_size).float()
+    if not scheme.symmetric:
+        values -= _zero_points(parts, scale.shape)[:, :, None].float()
+    return (values * scale[:, :, None]).view(rows, columns)
+
+
+def repack(parts: dict[str, Tensor], scheme: Scheme) -> Int4Matrix:
+    """Return a module's INT4 weight in the layout that products read; it stays packed on the way.
+
+    Raises:
+        ValueError: the parts' shapes or types do not belong together.
+    """
+    rows, columns = _int4_shape(parts, scheme)
+    words, scale = parts["weight_packed"], parts["weight_scale"]
+    _require_packed(words, rows, columns)
+    # A byte holds two neighbours, the even one below. We want a byte's neighbour to be half a group away.
+    first, second = words.view(torch.uint8).view(rows, len(scale.T), 2, scheme.group_size // 4).unbind(2)
+    even, odd = (first & 0xF) | (second << 4), (first >> 4) | (second & 0xF0)
+    values = torch.stack((even, odd), dim=-1).flatten(2).transpose(0, 1)
+    zero = torch.zeros_like(scale, dtype=torch.int8) if scheme.symmetric else _zero_points(parts, scale.shape)
+    return Int4Matrix(values, scale.T, (zero + INT4_OFFSET).T.to(torch.uint8))
+
+
+def _int4_shape(parts: dict[str, Tensor], scheme: Scheme) -> tuple[int, int]:
+    """Rows and columns of an INT4 weight, which its scales must fit."""
+    shape, scale = parts["weight_shape"], parts["weight_scale"]
     if shape.shape != (2,) or shape.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"a shape of {list(shape.shape)} numbers, {shape.dtype}")
     rows, columns = shape.tolist()
     groups = columns // scheme.group_size
     if scale.shape != (rows, groups) or groups * scheme.group_size != columns:
         raise ValueError(f"scales {list(scale.shape)} for a weight of {[rows, columns]}")
-    values = _unpack(parts["weight_packed"], rows, columns).view(rows, groups, scheme.group_size).float()
-    if not scheme.symmetric:
-        values -= _unpack(parts["weight_zero_point"].mT, groups, rows).mT[:, :, None].float()
-    return (values * scale[:, :, None]).view(rows, columns)
+    return rows, columns
+
+
+def _zero_points(parts: dict[str, Tensor], shape: torch.Size) -> Tensor:
+    """Zero points [rows, groups] int8, packed along the rows."""
+    rows, groups = shape
+    return _unpack(parts["weight_zero_point"].mT, groups, rows).mT
 
 
 def _unpack(packed: Tensor, rows: int, columns: int) -> Tensor:
     """Four-bit values [rows, columns] int8 of int32 words [rows, columns / 8], lowest bits first."""
-    if packed.dtype != torch.int32 or packed.shape != (rows, -(-columns // 8)):
-        raise ValueError(f"{packed.dtype} {list(packed.shape)} packs no {rows} rows of {columns}")
+    _require_packed(packed, rows, columns)
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=packed.device)
     values = (packed[:, :, None] >> shifts) & 0xF
     return values.flatten(1)[:, :columns].to(torch.int8) - INT4_OFFSET
+
+
+def _require_packed(packed: Tensor, rows: int, columns: int) -> None:
+    if packed.dtype != torch.int32 or packed.shape != (rows, -(-columns // 8)):
+        raise ValueError(f"{packed.dtype} {list(packed.shape)} packs no {rows} rows of {columns}")

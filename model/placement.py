@@ -134,6 +134,11 @@ def multiplies_float8(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and card.has_float8 and (card.is_hopper or _has_float8_product(device))
 
 
+def multiplies_int4(device: torch.device) -> bool:
+    """Whether INT4 weights stay packed on `device`: a GPU's memory is short; a CPU has room and no fast product."""
+    return device.type == "cuda"
+
+
 @cache
 def _has_float8_product(device: torch.device) -> bool:
     """Try it: on some cards that could, a build of PyTorch has no product of FP8 with a scale for each row."""

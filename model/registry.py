@@ -46,12 +46,12 @@ PUBLISHED: tuple[Published, ...] = (
     Published("vllm-sr/d3-lite", "a8d25a91", "bfloat16", WHOLE, 4),
     Published("vllm-sr/d3-edge", "18d61df7", "bfloat16", WHOLE, 4),
     Published("vllm-sr/d3-turbo-FP8", None, "float8", SHARED, 48, 32_768),
-    Published("vllm-sr/d3-turbo-INT4", None, "int4", SHARED, 72, 32_768),
+    Published("vllm-sr/d3-turbo-INT4", None, "int4", SHARED, 24, 32_768),
     Published("vllm-sr/d3-ultra-FP8", None, "float8", SHARED, 48, refusal=NO_PUBLIC_LAYOUT),
-    Published("vllm-sr/d3-ultra-INT4", None, "int4", SHARED, 72, refusal=NO_PUBLIC_LAYOUT),
+    Published("vllm-sr/d3-ultra-INT4", None, "int4", SHARED, 24, refusal=NO_PUBLIC_LAYOUT),
     Published("vllm-sr/d3-ultra-NVFP4", None, "nvfp4", SHARED, 48, refusal=NO_FP4),
     Published("vllm-sr/d3-FP8", None, "float8", WHOLE, 48),
-    Published("vllm-sr/d3-W4A16-AWQ", None, "int4", WHOLE, 72),
+    Published("vllm-sr/d3-W4A16-AWQ", None, "int4", WHOLE, 24),
 )
 
 

@@ -127,13 +127,13 @@ def staged_tensors(path: Path, names: Sequence[str], device: torch.device) -> It
             yield staging.read(begin, end).view(TYPES[kind]).view(shape)
 
 
-def float8_names(path: Path) -> Iterator[str]:
-    """Yield the backbone's names of the tensors of one file that are eight-bit floats."""
+def stored_types(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the backbone's names of the tensors of one file, and the format's name of their type."""
     with _opened(path) as file:
         for stored in file.keys():  # noqa: SIM118
             name = text_name(stored)
-            if name is not None and file.get_slice(stored).get_dtype() == "F8_E4M3":
-                yield name
+            if name is not None:
+                yield name, file.get_slice(stored).get_dtype()
 
 
 def tensor_sizes(path: Path) -> Iterator[tuple[str, int]]:

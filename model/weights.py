@@ -1,12 +1,20 @@
 """The backbone's parameters, laid out for the pass: projections that read the same rows are one matrix."""
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from d3serve.kernels.matrix import Float8Matrix, Matrix, StackedMatrix, quantize_rows
+from d3serve.kernels.matrix import (
+    Float8Matrix,
+    Int4Matrix,
+    Matrix,
+    StackedMatrix,
+    quantize_rows,
+    stacked,
+)
 from d3serve.model.config import Geometry
 
 
@@ -52,10 +60,45 @@ class Layer:
 class Weights:
     """Every parameter of the text backbone and the readout."""
 
-    embedding: Tensor  # [vocab, hidden]
+    embedding: Tensor  # [vocab, hidden]; pinned in the host's memory beside INT4 matrices on a GPU
     layers: tuple[Layer, ...]
     norm: Tensor  # [hidden] FP32
     readout: Tensor  # [codes, hidden] FP32
+
+    def matrices(self) -> Iterator[Matrix]:
+        """Every projection, each part of a stack for itself."""
+        for layer in self.layers:
+            for matrix in (layer.first, layer.mixer.out, layer.gate_up, layer.down):
+                yield from matrix.parts if isinstance(matrix, StackedMatrix) else (matrix,)
+
+    @property
+    def format(self) -> str:
+        """What projections are held as: int4, float8, or a type of plain numbers."""
+        held = list(self.matrices())
+        if any(isinstance(each, Int4Matrix) for each in held):
+            return "int4"
+        if any(isinstance(each, Float8Matrix) for each in held):
+            return "float8"
+        return str(self.embedding.dtype).removeprefix("torch.")
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Memory of the largest INT4 matrix once a pass unpacks it; 0 if there is none."""
+        packed = (each for each in self.matrices() if isinstance(each, Int4Matrix))
+        return self.embedding.itemsize * max((each.shape.numel() for each in packed), default=0)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Which matrices stay quantized on the device, by the names of their weights."""
+
+    float8: Set[str] = frozenset()
+    int4: Set[str] = frozenset()
+    group: int = 0  # columns of a scale, of INT4
+
+
+PLAIN = Kept()
+EMBEDDING = "embed_tokens.weight"
 
 
 def to_float8(weights: Weights, *, inputs: bool = False) -> Weights:
@@ -95,24 +138,47 @@ class Allocator:
         geometry: Geometry,
         device: torch.device,
         dtype: torch.dtype,
-        float8: Set[str] = frozenset(),
+        kept: Kept = PLAIN,
     ) -> None:
-        """Allocate on `device` in `dtype`, but matrices whose every part `float8` names as FP8 with scales."""
-        self.float8 = float8
+        """Allocate on `device` in `dtype`, but what `kept` names as it says; FP8 only if it names every part."""
+        self.kept = kept
         self.geometry = geometry
         self.device = device
         self.dtype = dtype
         self.targets: dict[str, Tensor] = {}
+        self.packed: dict[str, Int4Matrix] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that what has been allocated by name takes of the device."""
+        hosted = {EMBEDDING} if self._hosts_embedding else set[str]()
+        plain = sum(each.nbytes for name, each in self.targets.items() if name not in hosted)
+        return plain + sum(each.nbytes for each in self.packed.values())
+
+    @property
+    def _hosts_embedding(self) -> bool:
+        return bool(self.kept.int4) and self.device.type != "cpu"
 
     def weights(self, codes: int) -> Weights:
-        """Allocate everything; `targets` then lists every tensor that a package must hold."""
+        """Allocate everything; `targets` and `packed` then list every tensor that a package must hold."""
         g = self.geometry
         return Weights(
-            embedding=self._plain([("embed_tokens.weight", g.vocab_size)], g.hidden),
+            embedding=self._embedding(),
             layers=tuple(self._layer(index) for index in range(len(g.layer_types))),
             norm=self._vector("norm.weight", g.hidden),
             readout=torch.empty(codes, g.hidden, dtype=torch.float32, device=self.device),
         )
+
+    def _embedding(self) -> Tensor:
+        """Beside packed weights it stands in the host's memory, where a GPU reads the few rows that a pass needs."""
+        g = self.geometry
+        if not self._hosts_embedding:
+            return self._plain([(EMBEDDING, g.vocab_size)], g.hidden)
+        real = self.device.type == "cuda"
+        place = torch.device("cpu") if real else self.device
+        table = torch.empty(g.vocab_size, g.hidden, dtype=self.dtype, device=place, pin_memory=real)
+        self.targets[EMBEDDING] = table
+        return table
 
     def _layer(self, index: int) -> Layer:
         g, prefix = self.geometry, f"layers.{index}."
@@ -145,7 +211,7 @@ class Allocator:
         conv = torch.empty(g.conv_channels, g.conv_width, dtype=torch.float32, device=self.device)
         self.targets[prefix + "conv1d.weight"] = conv[:, None]  # stored as a grouped convolution: [C, 1, W]
         return LinearAttention(
-            inputs=self._stack(inputs, gates, g.hidden),
+            inputs=self._inputs(inputs, gates, g.hidden),
             conv=conv,
             A_log=self._vector(prefix + "A_log", g.linear_value_heads),
             dt_bias=self._vector(prefix + "dt_bias", g.linear_value_heads),
@@ -154,9 +220,15 @@ class Allocator:
         )
 
     def _fused(self, parts: list[tuple[str, int]], columns: int) -> Matrix:
-        if not all(name in self.float8 for name, _ in parts):
-            return self._plain(parts, columns)
+        if not all(name in self.kept.float8 for name, _ in parts):
+            return self._stack(parts, columns)
         return self._float8(parts, columns)
+
+    def _inputs(self, parts: list[tuple[str, int]], gates: list[tuple[str, int]], columns: int) -> Matrix:
+        """Gates are never FP8."""
+        if not all(name in self.kept.float8 for name, _ in parts):
+            return self._stack([*parts, *gates], columns)
+        return StackedMatrix((self._float8(parts, columns), self._plain(gates, columns)))
 
     def _float8(self, parts: list[tuple[str, int]], columns: int) -> Float8Matrix:
         rows = [rows for _, rows in parts]
@@ -169,11 +241,20 @@ class Allocator:
             self.targets |= {name: values, scale_name(name): scale}
         return fused
 
-    def _stack(self, parts: list[tuple[str, int]], plain: list[tuple[str, int]], columns: int) -> Matrix:
-        """One matrix where all is plain; `plain` always is."""
-        if not all(name in self.float8 for name, _ in parts):
-            return self._plain([*parts, *plain], columns)
-        return StackedMatrix((self._float8(parts, columns), self._plain(plain, columns)))
+    def _stack(self, parts: list[tuple[str, int]], columns: int) -> Matrix:
+        """Neighbours that are held in one way are one matrix; each package chooses which it quantizes."""
+        runs = [(packed, list(run)) for packed, run in groupby(parts, lambda part: part[0] in self.kept.int4)]
+        return stacked(
+            [self._int4(run, columns) if packed else self._plain(run, columns) for packed, run in runs]
+        )
+
+    def _int4(self, parts: list[tuple[str, int]], columns: int) -> Int4Matrix:
+        fused = Int4Matrix.empty(sum(rows for _, rows in parts), columns, self.kept.group, self.device)
+        start = 0
+        for name, rows in parts:
+            self.packed[name] = fused[start : start + rows]
+            start += rows
+        return fused
 
     def _plain(self, parts: list[tuple[str, int]], columns: int) -> Tensor:
         fused = torch.empty(sum(rows for _, rows in parts), columns, dtype=self.dtype, device=self.device)

@@ -4,18 +4,18 @@ PYTHONPATH=tests python tools/write_cards_doc.py
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from published import SIZES, Published, geometry_of
 
 from d3serve.kernels.cards import Card
-from d3serve.model.capacity import LONGEST_PASS, MLP_ROWS, plan_memory
+from d3serve.model.capacity import LONGEST_PASS, plan_memory
 from d3serve.model.checkpoint import quantizable
-from d3serve.model.config import CODES
+from d3serve.model.config import CODES, Geometry
 from d3serve.model.vision import tower_activation_bytes
 from d3serve.model.vision_config import VisionGeometry, VisionTokens
-from d3serve.model.weights import Allocator
+from d3serve.model.weights import PLAIN, Allocator, Kept
 
 TARGET = Path(__file__).parents[1] / "docs" / "operations.md"
 BEGIN, END = "<!-- written by make docs: begin -->\n", "<!-- written by make docs: end -->\n"
@@ -47,6 +47,7 @@ DEVICES = (
     Device("L4 24 GB", 22.0, ADA),
     Device("A10 24 GB", 22.0, AMPERE),
 )
+MOST_PLAIN = 950_000_000  # weights that an INT4 package leaves in BF16
 BIG = "d3, d3-turbo, d3-ultra"
 
 
@@ -56,16 +57,17 @@ class Column(NamedTuple):
     title: str
     size: str
     shares_state: bool
-    float8: bool = False
-    inputs: bool = False  # those of linear layers in FP8 too
+    format: Literal["plain", "float8", "float8-all", "int4"] = "plain"
 
 
 COLUMNS = (
-    Column("d3-turbo, d3-ultra (BF16, INT4)", BIG, shares_state=True),
-    Column("the same, FP8", BIG, shares_state=True, float8=True),
-    Column("the same, `fp8-all`", BIG, shares_state=True, float8=True, inputs=True),
-    Column("d3 (BF16, INT4)", BIG, shares_state=False),
-    Column("d3, FP8", BIG, shares_state=False, float8=True),
+    Column("d3-turbo, d3-ultra", BIG, shares_state=True),
+    Column("the same, FP8", BIG, shares_state=True, format="float8"),
+    Column("the same, `fp8-all`", BIG, shares_state=True, format="float8-all"),
+    Column("the same, INT4", BIG, shares_state=True, format="int4"),
+    Column("d3", BIG, shares_state=False),
+    Column("d3, FP8", BIG, shares_state=False, format="float8"),
+    Column("d3, INT4", BIG, shares_state=False, format="int4"),
     Column("d3-flash", "d3-flash", shares_state=False),
     Column("d3-mini", "d3-mini", shares_state=False),
     Column("d3-nano", "d3-nano", shares_state=False),
@@ -92,29 +94,54 @@ def how(device: Device) -> str:
 def cell(device: Device, column: Column) -> str:
     """Longest prompt in tokens, and the states kept beside it where states are shared."""
     size = SIZES[column.size]
-    geometry, float8 = geometry_of(size), column.float8 and device.card.has_float8
-    weights = weight_bytes(size, float8=float8, inputs=column.inputs)
+    geometry, held = geometry_of(size), kept(geometry_of(size), column.format, device.card)
     tower = tower_activation_bytes(vision_of(size), BF16)
+    weights, unpacked = weight_bytes(size, held)
     free = int(device.memory_gib * GIB) - CONTEXT_BYTES - weights - tower
-    plan = plan_memory(geometry, BF16, free, mlp_rows=MLP_ROWS, shares_state=column.shares_state)
+    plan = plan_memory(geometry, BF16, free, shares_state=column.shares_state, unpacked_bytes=unpacked)
     if not plan.pass_rows:
         return "no"
     states = f", {plan.slots - plan.beside_slots} states" if column.shares_state else ""
     return f"{min(plan.pass_rows, plan.rows - plan.beside_rows, LONGEST_PASS):,}{states}"
 
 
-def weight_bytes(size: Published, *, float8: bool, inputs: bool = False) -> int:
-    """What the weights take on a device, those of the vision tower too."""
+def kept(geometry: Geometry, form: str, card: Card) -> Kept:
+    """What stays quantized on a card, of a package in a format."""
+    if form.startswith("float8") and card.has_float8:
+        return Kept(float8=quantizable(geometry, inputs=form == "float8-all"))
+    if form == "int4":
+        return Kept(int4=four_bits(geometry), group=128)
+    return PLAIN
+
+
+def four_bits(geometry: Geometry, *, plain: int = MOST_PLAIN) -> set[str]:
+    """Name the matrices of a published INT4 package: all but the gates of linear layers, and some that it left plain.
+
+    d3-W4A16-AWQ leaves none; d3-turbo-INT4 about 0.3 and d3-ultra-INT4 0.95 billion weights, its cards do not say
+    which: the last layers' MLPs stand for them, as many as hold `plain` weights.
+    """
+    allocator = Allocator(geometry, torch.device("meta"), BF16)
+    allocator.weights(CODES)
+    gates = ("in_proj_a.weight", "in_proj_b.weight")
+    names = [name for name in allocator.targets if name.endswith("_proj.weight") or "in_proj_" in name]
+    packed = {name: allocator.targets[name].numel() for name in names if not name.endswith(gates)}
+    for name in reversed([name for name in packed if ".mlp." in name]):
+        if plain <= 0:
+            break
+        plain -= packed.pop(name)
+    return set(packed)
+
+
+def weight_bytes(size: Published, held: Kept) -> tuple[int, int]:
+    """What the weights take on a device, those of the vision tower too; and the largest INT4 matrix when unpacked."""
     geometry = geometry_of(size)
-    names = quantizable(geometry, inputs=inputs) if float8 else frozenset()
-    allocator = Allocator(geometry, torch.device("meta"), BF16, names)
-    readout = allocator.weights(CODES).readout
-    text = sum(each.nbytes for each in allocator.targets.values())
+    allocator = Allocator(geometry, torch.device("meta"), BF16, held)
+    weights = allocator.weights(CODES)
     plain = Allocator(geometry, torch.device("meta"), BF16)
     plain.weights(CODES)
     parameters = sum(each.numel() for each in plain.targets.values())
     vision = size.loaded - parameters - CODES * size.hidden
-    return text + readout.nbytes + vision * BF16.itemsize
+    return allocator.nbytes + weights.readout.nbytes + vision * BF16.itemsize, weights.unpacked_bytes
 
 
 def vision_of(size: Published) -> VisionGeometry:

@@ -53,8 +53,9 @@ class DecisionResponse(Wire):
 class ModelInfo(Wire):
     """What a worker serves; it publishes this, and `/v1/models` shows it.
 
-    `identity` tells its weights from all others, of the same name too; empty: nobody knows. `modalities` are what a
-    state may hold.
+    `identity` tells its weights from all others, of the same name too; empty: nobody knows. `weights` is what its
+    matrices are held as: a dtype, float8 or int4; empty: an older worker has not said. `modalities` are what a state
+    may hold.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ModelInfo(Wire):
     validated_length: int
     max_length: int
     dtype: str
+    weights: str = ""
     device: str
     modalities: tuple[Modality, ...] = ("text",)
 

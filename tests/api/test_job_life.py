@@ -7,9 +7,10 @@ import time
 
 import httpx
 import pytest
+from service import MODEL
 
 from d3serve.api.app import create_app
-from d3serve.api.resources import RELEASED
+from d3serve.api.resources import RELEASED, models_resource
 from d3serve.schemas import JobError
 from d3serve.settings import Settings
 from d3serve.store.encode import decode_state
@@ -298,6 +299,12 @@ async def test_readiness_waits_for_the_model_not_for_the_process(client, worker)
     assert model["data"][0]["id"] == model["models"][0]["name"] == "vllm-sr/d3-tiny"
     assert model["models"][0]["release_date"] == RELEASED
     assert model["models"][0]["limits"]["tokens_per_question"] == 32_768
+    assert model["models"][0]["weights"] == "float32", "a worker that does not say holds what it computes in"
+
+
+async def test_the_model_says_what_its_weights_are_held_as(settings):
+    (model,) = models_resource([MODEL.model_copy(update={"weights": "int4"})], settings)["models"]
+    assert model["weights"] == "int4"
 
 
 @pytest.mark.parametrize(

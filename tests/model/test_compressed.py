@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from statistics import median
 
 import pytest
@@ -10,29 +9,19 @@ import torch
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 from quantize_checkpoint import compress, compressor, library_scheme, quantize
+from quantized import CASES, dense, drawn, refusal, write_quantized
 from safetensors.torch import load_file, save_file
 
-from d3serve.errors import InvalidCheckpoint
 from d3serve.kernels import cards
-from d3serve.kernels.matrix import Float8Matrix, StackedMatrix, quantize_rows
+from d3serve.kernels.matrix import Float8Matrix, quantize_rows
 from d3serve.kernels.reference import float8_linear
 from d3serve.model import placement
 from d3serve.model.checkpoint import load_weights, quantizable
-from d3serve.model.compressed import Scheme, dequantize
+from d3serve.model.compressed import dequantize, repack
 from d3serve.model.engine import DecisionEngine
 from d3serve.model.manifest import check_package
 from d3serve.model.package import open_package
 from d3serve.model.weights import FullAttention, to_float8
-
-CASES = {
-    "fp8": Scheme("float8"),
-    "int4-symmetric": Scheme("int4", True, 128),
-    "int4": Scheme("int4", False, 128),
-}
-
-
-def drawn(rows, columns):
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)).bfloat16()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -49,28 +38,6 @@ def test_unpacking_is_exact(case, shape):
 def quantized(request, tiny_checkpoint, tmp_path):
     """The tiny checkpoint with the published set of modules quantized, and the same weights unpacked."""
     return write_quantized(request.param, tiny_checkpoint, tmp_path)
-
-
-def write_quantized(case, package, tmp_path):
-    """A package with some of its modules quantized, and the same weights unpacked.
-
-    Of q, k and v only q, and of the rest what the published packages quantize.
-    """
-    packed, plain = quantize(package, tmp_path / "packed", case), shutil.copytree(package, tmp_path / "plain")
-    tensors, unpacked = load_file(packed / "model.safetensors"), load_file(plain / "model.safetensors")
-    for name in unpacked:
-        module = name.removesuffix("weight")
-        parts = {part: tensors[module + part] for part in CASES[case].parts if module + part in tensors}
-        if len(parts) < len(CASES[case].parts):
-            continue
-        if "k_proj" in name or "v_proj" in name:
-            tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(module)}
-            tensors[name] = unpacked[name]
-        else:
-            unpacked[name] = dequantize(parts, CASES[case]).bfloat16()
-    save_file(tensors, packed / "model.safetensors")
-    save_file(unpacked, plain / "model.safetensors")
-    return packed, plain
 
 
 MISFITS = {
@@ -91,8 +58,9 @@ MISFITS = {
 @pytest.mark.parametrize("reason", MISFITS)
 def test_parts_that_do_not_belong_together_are_refused(reason):
     case, odd = MISFITS[reason]
-    with pytest.raises(ValueError, match=re.escape(reason)):
-        dequantize(compress(drawn(16, 128), case) | odd, CASES[case])
+    for read in (dequantize, repack) if case != "fp8" else (dequantize,):
+        with pytest.raises(ValueError, match=re.escape(reason)):
+            read(compress(drawn(16, 128), case) | odd, CASES[case])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -106,12 +74,6 @@ def test_zeros_stay_zero(case):
 def test_a_quantized_sibling_is_a_package_of_its_format(case, tiny_checkpoint, tmp_path):
     report = check_package(quantize(tiny_checkpoint, tmp_path / "sibling", case))
     assert (report.problems, report.weights) == ((), CASES[case].kind)
-
-
-def dense(matrix):
-    if isinstance(matrix, StackedMatrix):
-        return torch.cat([dense(part) for part in matrix.parts])
-    return matrix.values.float() * matrix.scale if isinstance(matrix, Float8Matrix) else matrix.float()
 
 
 def test_a_quantized_package_holds_its_unpacked_weights(quantized):
@@ -332,12 +294,6 @@ def test_parts_of_one_module_may_lie_in_different_files(quantized):
     ours, theirs = (load_weights(open_package(each), cpu, torch.bfloat16) for each in (packed, plain))
     for a, b in zip(ours.layers, theirs.layers, strict=True):
         assert torch.equal(dense(a.gate_up).bfloat16(), b.gate_up)
-
-
-def refusal(package) -> str:
-    with pytest.raises(InvalidCheckpoint) as refused:
-        DecisionEngine.load(str(package), device="cpu")
-    return refused.value.message
 
 
 def test_a_missing_part_is_a_missing_tensor(quantized):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from d3serve.kernels import reference
-from d3serve.model import assembly
+from d3serve.model import capacity
 from d3serve.model import engine as engine_module
 from d3serve.schemas.questions import NoulQuestion
 
@@ -87,7 +87,7 @@ def test_any_order_of_layers(layers, tmp_path, checkpoint_tool, oracle_of, quest
 
 
 def test_mlp_in_steps_of_rows(tiny_checkpoint, oracles, questions, compare, monkeypatch):
-    monkeypatch.setattr(assembly, "MLP_ROWS", 7)
+    monkeypatch.setattr(capacity, "MLP_ROWS", 7)
     engine = engine_module.DecisionEngine.load(str(tiny_checkpoint), device="cpu")
     assert worst(engine, oracles("prefix_bidir"), compare, questions, [state_of(65)]) < TOLERANCE
 

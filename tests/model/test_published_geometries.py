@@ -9,7 +9,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 from d3serve.errors import InvalidCheckpoint
 from d3serve.model.checkpoint import quantizable, require_memory
 from d3serve.model.config import CODES
-from d3serve.model.weights import Allocator
+from d3serve.model.weights import Allocator, Kept
 
 
 def text_parameters(size: Published) -> int:
@@ -49,7 +49,7 @@ def test_a_quantized_27b_has_the_published_modules_and_size():
     geometry = geometry_of(SIZES["d3, d3-turbo, d3-ultra"])
     names = quantizable(geometry)
     assert len(names) == 304
-    require_memory(geometry, torch.bfloat16, names, free_bytes=33_000_000_000)
+    require_memory(geometry, torch.bfloat16, Kept(float8=names), free_bytes=33_000_000_000)
 
 
 def test_with_the_inputs_of_its_linear_layers_a_quantized_27b_is_smaller_by_four_gigabytes():
@@ -57,4 +57,4 @@ def test_with_the_inputs_of_its_linear_layers_a_quantized_27b_is_smaller_by_four
     geometry = geometry_of(SIZES["d3, d3-turbo, d3-ultra"])
     names = quantizable(geometry, inputs=True)
     assert len(names) == 304 + 2 * 48
-    require_memory(geometry, torch.bfloat16, names, free_bytes=27_000_000_000)
+    require_memory(geometry, torch.bfloat16, Kept(float8=names), free_bytes=27_000_000_000)

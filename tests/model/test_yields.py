@@ -5,7 +5,7 @@ from itertools import count, cycle, pairwise
 import pytest
 
 from d3serve.errors import OutOfDeviceMemory
-from d3serve.model import assembly
+from d3serve.model import capacity
 from d3serve.model import engine as engine_module
 from d3serve.model.capacity import BESIDE_ROWS
 from d3serve.model.engine import DecisionEngine
@@ -21,7 +21,7 @@ SHORT = "the team will refund it "
 def _small_steps(monkeypatch):
     """What is long here, and how many rows a step has: a pass of some hundred steps."""
     monkeypatch.setattr(engine_module, "LONG_ROWS", 1000)
-    monkeypatch.setattr(assembly, "MLP_ROWS", 100)
+    monkeypatch.setattr(capacity, "MLP_ROWS", 100)
 
 
 @pytest.fixture

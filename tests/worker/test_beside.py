@@ -8,7 +8,7 @@ import pytest
 
 from d3serve.api.app import create_app
 from d3serve.client import AsyncClient
-from d3serve.model import assembly
+from d3serve.model import capacity
 from d3serve.model import engine as engine_module
 from d3serve.model.engine import DecisionEngine
 from d3serve.store.turns import TurnStore
@@ -118,7 +118,7 @@ async def test_short_jobs_of_a_turn_do_not_wait_for_a_long_one_of_the_same_turn(
 def roomy(tiny_checkpoint, monkeypatch):
     """The real engine; a pass of a thousand rows is long, and has some hundred steps."""
     monkeypatch.setattr(engine_module, "LONG_ROWS", 1000)
-    monkeypatch.setattr(assembly, "MLP_ROWS", 100)
+    monkeypatch.setattr(capacity, "MLP_ROWS", 100)
     return DecisionEngine.load(str(tiny_checkpoint), device="cpu", state_cache_bytes=138_000_000)
 
 
