@@ -29,7 +29,7 @@ from d3serve.kernels.matrix import Matrix, StackedMatrix
 from d3serve.kernels.segments import LongAttention
 from d3serve.model.assembly import EngineParts
 from d3serve.model.backbone import Backbone, Pools, row_bytes, slot_bytes
-from d3serve.model.capacity import BESIDE_ROWS, BESIDE_SLOTS, LONGEST_PASS, MLP_ROWS, MemoryPlan
+from d3serve.model.capacity import BESIDE_ROWS, BESIDE_SLOTS, LONGEST_PASS, MemoryPlan
 from d3serve.model.config import CODES, DecisionConfig, Geometry
 from d3serve.model.engine import DecidedJob, DecisionEngine, PreparedJob
 from d3serve.model.random_weights import random_weights
@@ -69,7 +69,11 @@ class Bench:
 
     def engine(self, *, rows: int, slots: int) -> DecisionEngine:
         """An engine whose longest pass has `rows` keys and `slots` states; beside it is room for a short one."""
-        g, rows, slots = self.geometry, rows + BESIDE_ROWS, slots + BESIDE_SLOTS
+        return self.planned(MemoryPlan(rows + BESIDE_ROWS, slots + BESIDE_SLOTS, LONGEST_PASS))
+
+    def planned(self, plan: MemoryPlan) -> DecisionEngine:
+        """An engine with pools and passes of a plan."""
+        g, rows, slots = self.geometry, plan.rows, plan.slots
         cache = StateCache(
             rows=rows, slots=slots, row_bytes=row_bytes(g, self.dtype), slot_bytes=slot_bytes(g, self.dtype)
         )
@@ -84,10 +88,10 @@ class Bench:
             EngineParts(
                 info=info, config=config, format=cast("Any", None),
                 backbone=Backbone(
-                    g, self.weights, pools, mlp_rows=MLP_ROWS, tower=self.tower, long_attention=self.long_attention
+                    g, self.weights, pools, mlp_rows=plan.mlp_rows, tower=self.tower, long_attention=self.long_attention
                 ),
                 cache=cache,
-                plan=MemoryPlan(rows, slots, LONGEST_PASS),
+                plan=plan,
             )
         )  # fmt: skip
 

@@ -1,12 +1,11 @@
-"""FP8 against BF16: the same weights, the same rows, the same run.
+"""FP8 or INT4 against BF16: the same weights, the same rows, the same run.
 
-    python benchmarks/formats.py --out DIR [--inputs] [--rows SUBSTRING ...] [--no-long] [--profile] [--tiny]
+    python benchmarks/formats.py --out DIR [--format fp8|fp8-all|int4] [--rows SUBSTRING ...] [--held GB ...]
 
-Random BF16 weights at the 27B geometry are timed, quantized as `--quantization fp8` does (`--inputs`: `fp8-all`),
-and timed again. Parity is
+Random BF16 weights at the 27B geometry are timed, quantized as the published packages are, and timed again. Parity is
 checked first, against a reference in FP32 with unpacked weights and beside the compressed-tensors library's own
-way to run such a package: weights unpacked to BF16, inputs rounded to FP8 and back, products in BF16. Transformers
-needs no fla for that, and is sooner done without it: there is nothing to compile.
+way to run such a package: weights unpacked to BF16, for FP8 inputs rounded to it and back, products in BF16.
+Transformers needs no fla for that, and is sooner done without it: there is nothing to compile.
 """
 
 import argparse
@@ -27,17 +26,17 @@ from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 from engine import Bench, answers
-from engine_rows import ROWS, Row
+from engine_rows import Row
 from geometries import GEOMETRY_27B, GEOMETRY_TINY
 from peers import Peer
 from torch import Tensor
+from weight_formats import BY_NAME, FORMATS, Format
 
 from d3serve.kernels.matrix import Float8Matrix, quantize_rows
 from d3serve.kernels.operations import linear
 from d3serve.model.backbone import row_bytes, slot_bytes
-from d3serve.model.capacity import MLP_ROWS, plan_memory
-from d3serve.model.checkpoint import quantizable
-from d3serve.model.weights import Weights, to_float8
+from d3serve.model.capacity import plan_memory
+from d3serve.model.weights import Weights
 
 MEASURED = (
     "24K state, 4 questions of 100",
@@ -50,11 +49,9 @@ GEOMETRY_SMALL = dataclasses.replace(
     GEOMETRY_27B, vocab_size=4096, hidden=1024, ffn=3584, heads=6, kv_heads=1, linear_key_heads=2,
     linear_value_heads=6, layer_types=GEOMETRY_27B.layer_types[:4],
 )  # fmt: skip
-LONG = Row("117K state, 2 questions of 100", 117_000, 2, 100)
 SAME_NOISE = 1.15  # two draws of one noise over 8 states differ by less
 SAME_ROUNDING = 1.01  # scales rounded to BF16 or not move single inputs by a step of FP8, either way
 FEW = 100  # questions whose noise says nothing
-LEAST_GB = 60  # of device memory, in which the long row must fit
 ACTIVATIONS = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
 PRODUCTS = {
     "qkvz": (16_384, 5120),
@@ -64,6 +61,8 @@ PRODUCTS = {
     "down": (5120, 17_408),
 }
 
+
+TOWER_BYTES, TOWER_WORK_BYTES = 921_460_192, 552_738_816  # of the 27B's vision tower, as the plan counts them
 
 STARTED = time.monotonic()
 
@@ -88,18 +87,18 @@ def peer_of(bench: Bench, tensors: dict[str, Tensor], rounded: Iterable[str]) ->
     return peer
 
 
-def check_pass(bench: Bench, states: int, questions: int, *, inputs: bool) -> str:
-    """A whole small pass with FP8 weights and the library's, both against FP32; SystemExit when ours errs more."""
+def check_pass(form: Format, bench: Bench, states: int, questions: int) -> str:
+    """A small pass with quantized weights and the library's, both against FP32; SystemExit when ours errs more."""
     exact, unpacked = dict(bench.tensors), dict(bench.tensors)
-    names = quantizable(bench.geometry, inputs=inputs)
+    names = form.names(bench.geometry)
     for name in names:
-        values, scale = quantize_rows(bench.tensors[name])
-        exact[name] = values.float() * scale
+        exact[name] = form.unpacked(bench.tensors[name])
         unpacked[name] = exact[name].to(bench.dtype)
-    bench.weights = to_float8(bench.weights, inputs=inputs)
+    bench.weights = form.quantize(bench.weights)
     jobs = bench.jobs(Row("parity", 150, questions, 40, jobs=states))
     ours = answers(bench.engine(rows=states * (150 + 40 * questions), slots=states + 1), jobs)
-    exact_peer, library = peer_of(bench, exact, ()), peer_of(bench, unpacked, names)
+    exact_peer, rounded = peer_of(bench, exact, ()), names if form.rounds_inputs else ()
+    library = peer_of(bench, unpacked, rounded)
     wanted, theirs = [], []
     for job in jobs:
         place = (bench.on_device(job.state), [bench.on_device(block) for block in job.blocks])
@@ -126,7 +125,7 @@ def check_graph(bench: Bench) -> str:
         read.append(answers(runner, [job]))
         engine.forget_all(runner)
     if not all(torch.equal(read[0], each) for each in read[1:]):
-        raise SystemExit("a captured FP8 pass answers otherwise than an eager one")
+        raise SystemExit("a captured pass answers otherwise than an eager one")
     return "250 tokens, captured = eager: equal to the last bit"
 
 
@@ -182,8 +181,9 @@ def product_times(weight: Float8Matrix, plain: Tensor, x: Tensor) -> list[float]
 
 
 def resident_bytes(weights: Weights) -> int:
-    """Memory of all parameters."""
-    held = weights.embedding.nbytes + weights.norm.nbytes + weights.readout.nbytes
+    """Memory of the device that all parameters take."""
+    held = weights.norm.nbytes + weights.readout.nbytes
+    held += 0 if weights.embedding.is_pinned() else weights.embedding.nbytes
     return held + sum(
         part.nbytes
         for layer in weights.layers
@@ -215,19 +215,25 @@ def measure(bench: Bench, rows: Sequence[Row], *, profile: bool = False) -> dict
     return figures
 
 
-def long_row(bench: Bench) -> dict[str, float]:
-    """117K x 2 where this process may take 60 GB of the device: pools and passes as the worker plans them."""
+def long_row(bench: Bench, row: Row, most_gb: int) -> dict[str, float]:
+    """A row where this process may take so much of the device: pools and passes as the worker plans them.
+
+    The vision tower's weights stand there too, and what it takes at work is left free.
+    """
+    free_memory()
+    tower = torch.empty(TOWER_BYTES, dtype=torch.uint8, device="cuda")
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(LEAST_GB * 1e9 / total)
+    torch.cuda.set_per_process_memory_fraction(most_gb * 1e9 / total)
     torch.cuda.reset_peak_memory_stats()
-    free = LEAST_GB * 10**9 - torch.cuda.memory_reserved()
-    plan = plan_memory(bench.geometry, bench.dtype, free, mlp_rows=MLP_ROWS, shares_state=True)
-    if plan.pass_rows < LONG.tokens:
-        raise SystemExit(f"{LEAST_GB} GB hold passes of {plan.pass_rows} rows, fewer than {LONG.tokens}")
-    runner = bench.engine(rows=plan.rows, slots=plan.slots)
-    ms, _ = engine.engine_ms(bench, runner, LONG)
+    free = most_gb * 10**9 - torch.cuda.memory_reserved() - TOWER_WORK_BYTES
+    unpacked = bench.weights.unpacked_bytes
+    plan = plan_memory(bench.geometry, bench.dtype, free, shares_state=True, unpacked_bytes=unpacked)
+    if plan.pass_rows < row.tokens:
+        raise SystemExit(f"{most_gb} GB hold passes of {plan.pass_rows} rows, fewer than {row.tokens}")
+    ms, _ = engine.engine_ms(bench, bench.planned(plan), row)
     figures = {
         "ms": ms,
+        "may_take_gb": most_gb,
         "peak_gb": torch.cuda.max_memory_reserved() / 1e9,
         "allocated_gb": torch.cuda.max_memory_allocated() / 1e9,
         "pool_rows": plan.rows,
@@ -238,7 +244,8 @@ def long_row(bench: Bench) -> dict[str, float]:
         )
         / 1e9,
     }
-    say(f"{LONG.name}: {json.dumps(figures)}")
+    say(f"{row.name} in {most_gb} GB: {json.dumps(figures)}")
+    del tower
     return figures
 
 
@@ -249,31 +256,32 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def table(plain: dict[str, Any], float8: dict[str, Any], rows: Sequence[Row]) -> str:
+def table(form: Format, plain: dict[str, Any], quantized: dict[str, Any], rows: Sequence[Row]) -> str:
     """The two side by side, as markdown."""
+    name = form.title
     lines = [
-        "| request | BF16 ms (products) | FP8 ms (products) | FP8 ÷ BF16 | FP8 questions/s |",
-        "| --- | --- | --- | --- | --- |",
+        f"| request | BF16 ms (products) | {name} ms (products) | {name} ÷ BF16 | bound | {name} questions/s |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        a, b = plain[row.name], float8[row.name]
+        a, b = plain[row.name], quantized[row.name]
         cells = [f"{each['ms']:.1f} ({each.get('products_ms', 0):.1f})" for each in (a, b)]
-        lines.append(
-            f"| {row.name} | {' | '.join(cells)} | {b['ms'] / a['ms']:.3f} | {b['questions_s']:.0f} |"
-        )
+        ratio, bound = f"{b['ms'] / a['ms']:.3f}", str(form.bounds.get(row.name, ""))
+        lines.append(f"| {row.name} | {' | '.join(cells)} | {ratio} | {bound} | {b['questions_s']:.0f} |")
     return "\n".join(lines)
 
 
-def compare(plain: Tensor, float8: Tensor) -> str:
-    """What FP8 changes in answers of random weights, which turn small differences into large ones."""
-    changed = parity.changed_decisions(float8, plain)
-    moved = (float8 - plain).abs()
+def compare(plain: Tensor, quantized: Tensor) -> str:
+    """What a format changes in answers of random weights, which turn small differences into large ones."""
+    changed = parity.changed_decisions(quantized, plain)
+    moved = (quantized - plain).abs()
     noise = f"rms of dp {float(moved.square().mean().sqrt()):.4f}, largest {float(moved.max()):.4f}"
     return f"{noise}, decisions changed {changed} of {len(plain)}"
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Check, then measure BF16, FP8 and the long row."""
+    """Check, then measure BF16, the format and its long rows."""
+    form = FORMATS[options.format]
     on_gpu = torch.cuda.is_available()
     device, dtype = (torch.device("cuda"), torch.bfloat16) if on_gpu else (torch.device("cpu"), torch.float32)
     shapes = (
@@ -285,40 +293,37 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if on_gpu else platform.processor(),
         "torch": torch.__version__,
-        "parity": [
-            check_pass(
-                Bench(small, device, dtype), *((2, 2) if options.tiny else (8, 16)), inputs=options.inputs
-            )
-        ],
+        "parity": [check_pass(form, Bench(small, device, dtype), *((2, 2) if options.tiny else (8, 16)))],
     }
     say(report["parity"][0])
-    for line in check_products(device, 64 if options.tiny else 24_976, shapes):
+    products = check_products(device, 64 if options.tiny else 24_976, shapes) if form.rounds_inputs else ()
+    for line in products:  # INT4's are in int4.py
         report["parity"].append(line)
         say(line)
-    by_name = {row.name: row for row in ROWS}
-    rows = [by_name[name] for name in MEASURED if any(part in name for part in options.rows)]
+    rows = [BY_NAME[name] for name in MEASURED if any(part in name for part in options.rows)]
     if options.tiny:
         rows = [dataclasses.replace(row, state=min(row.state, 200), jobs=min(row.jobs, 2)) for row in rows]
     bench = Bench(GEOMETRY_TINY if options.tiny else GEOMETRY_27B, device, dtype)
     plain = report["bf16"] = measure(bench, rows)
-    bench.weights = to_float8(bench.weights, inputs=options.inputs)
+    bench.weights = form.quantize(bench.weights)
     bench.tensors.clear()
     free_memory()
     if on_gpu:
         report["allocated_gb"] = torch.cuda.memory_allocated() / 1e9
-        say(f"allocated with FP8 weights alone: {report['allocated_gb']:.2f} GB")
+        say(f"allocated with {form.title} weights alone: {report['allocated_gb']:.2f} GB")
         report["graph"] = check_graph(bench)
         say(report["graph"])
         free_memory()
-    float8 = report["fp8"] = measure(bench, rows, profile=options.profile)
+    quantized = report[options.format] = measure(bench, rows, profile=options.profile)
     for row in rows:
-        line = compare(plain[row.name].pop("answers"), float8[row.name].pop("answers"))
-        report.setdefault("fp8 against bf16", {})[row.name] = line
-        say(f"{row.name}: FP8 against BF16: {line}")
-    say(f"weights: BF16 {plain['weights_gb']:.2f} GB, FP8 {float8['weights_gb']:.2f} GB")
-    report["table"] = table(plain, float8, rows)
-    if on_gpu and not options.tiny and not options.no_long:
-        report["long"] = long_row(bench)
+        line = compare(plain[row.name].pop("answers"), quantized[row.name].pop("answers"))
+        report.setdefault(f"{options.format} against bf16", {})[row.name] = line
+        say(f"{row.name}: {form.title} against BF16: {line}")
+    say(f"weights: BF16 {plain['weights_gb']:.2f} GB, {form.title} {quantized['weights_gb']:.2f} GB")
+    report["table"] = table(form, plain, quantized, rows)
+    if on_gpu and not options.tiny:
+        held = [(row, most_gb) for row, most_gb in form.held if most_gb in options.held]
+        report["long"] = [long_row(bench, row, most_gb) for row, most_gb in held]
     say("\n" + report["table"])
     return report
 
@@ -330,17 +335,17 @@ def main() -> None:
     parser.add_argument(
         "--rows", nargs="*", default=MEASURED, help="only rows whose name contains one of these"
     )
+    parser.add_argument("--format", choices=FORMATS, default="fp8")
     parser.add_argument(
-        "--inputs", action="store_true", help="the inputs of linear layers too, as fp8-all does"
+        "--held", nargs="*", type=int, default=[24, 40, 60], help="long states in so many GB; none is none"
     )
-    parser.add_argument("--no-long", action="store_true", help="leave out 117K x 2")
     parser.add_argument("--profile", action="store_true", help="device time by kernel of the 24K row")
     parser.add_argument("--tiny", action="store_true", help="a small geometry, to try the script itself")
     options = parser.parse_args()
     report = run(options)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "formats.json").write_text(json.dumps(report, indent=1) + "\n")
+        (options.out / f"formats-{options.format}.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
