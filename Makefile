@@ -5,8 +5,10 @@ BIN    := $(VENV)/bin
 DEMO   := .demo
 
 # Three processes for two cores: a quarter of the tests' time is spent waiting for processes, leases and deadlines.
-# OPENBLAS_CORETYPE: without a GPU the kernels' products go through numpy, and so through whatever BLAS fits the
-# machine. This one rounds an element otherwise when its row stands elsewhere, as many do: equal bits must hold with it.
+JOBS   ?= 3
+
+# Without a GPU their products go through numpy: they must hold with a BLAS that is not this machine's own.
+WITH_PRODUCTS := $(addprefix tests/kernels/test_,prefix_bidir.py gated_delta.py packed_pass.py)
 
 .PHONY: demo test test-faults test-hostile test-gpu lint format docs clean
 
@@ -17,7 +19,8 @@ test: $(VENV)/.dev $(if $(T),,lint)  ## lint, types and every test that needs no
 ifdef T
 	$(BIN)/python -m pytest -m "not gpu and not faults and not hostile" $(T)
 else
-	OPENBLAS_CORETYPE=Haswell $(BIN)/python -m pytest -n 3 --dist worksteal -m "not gpu and not faults and not hostile"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not faults and not hostile"
+	OPENBLAS_CORETYPE=Haswell $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu" $(WITH_PRODUCTS)
 endif
 
 test-faults: $(VENV)/.dev  ## the long fault injections: real processes killed for real
