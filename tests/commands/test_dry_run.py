@@ -53,7 +53,15 @@ def test_what_would_be_refused_is_an_exit_code_and_its_reason(counted):
 def test_without_a_worker_it_ends_and_says_why(service, worker, monkeypatch):  # noqa: ARG001 - it counts nothing
     monkeypatch.setattr(counting, "WITHIN_S", 1.0)
     monkeypatch.setattr(ask, "COUNT_PATIENCE_S", 0.5)
+    waited, answer = [], counting.CountDesk._answer
+
+    def asked(desk, request_id):
+        waited.append(request_id)
+        return answer(desk, request_id)
+
+    monkeypatch.setattr(counting.CountDesk, "_answer", asked)
     command = ["ask", "--url", service, "--dry-run", "--state", "a parcel", "--yes-no", "Is it late?"]
     done = CliRunner().invoke(app, command, env={"COLUMNS": "120"})
     assert done.exit_code != 0
     assert "no worker has counted this within 1 s" in str(done.exception) + done.output
+    assert len(waited) <= 2, "it was asked for a minute"
