@@ -48,6 +48,7 @@ from d3serve.settings import Settings
 from d3serve.store.batches import BatchRecord, BatchStep, BatchStore, Cursor, Ended
 from d3serve.store.jobs import JobStore
 from d3serve.store.records import JobRecord
+from d3serve.tracing import Attributes, telling
 
 log = structlog.get_logger("d3serve.batches")
 
@@ -354,13 +355,17 @@ class _Turn:
         model, revision = await self._served(taken)
         ttl_s = min(JOB_TTL_S, self._settings.max_result_ttl_s)
         options = taken.request.options.model_copy(update={"lane": "offline", "result_ttl_s": ttl_s})
-        submitted = await self._jobs.submit(
-            replace(taken.request, model=model, options=options),
-            tenant=batch.tenant,
-            idempotency_key=f"batch {batch.id} {number}",  # the same line, whoever feeds it again
-            idempotency_ttl_s=JOB_TTL_S,
-            revision=revision,
-        )
+        about: Attributes = {"d3serve.batch_id": batch.id, "d3serve.line": number}
+        with telling("batch line", None, about, kind="producer", begins=True) as told:
+            submitted = await self._jobs.submit(
+                replace(taken.request, model=model, options=options),
+                tenant=batch.tenant,
+                idempotency_key=f"batch {batch.id} {number}",  # the same line, whoever feeds it again
+                idempotency_ttl_s=JOB_TTL_S,
+                revision=revision,
+                traceparent=told.traceparent,
+            )
+            told.attributes["d3serve.job_id"] = submitted.job_id
         if submitted.wake:
             await asyncio.to_thread(self._means.wake, submitted.lane)
         return label_of(line.custom_id, taken.names), submitted.job_id

@@ -10,6 +10,7 @@ from d3serve.settings import Settings
 from d3serve.store.batches import BatchStore
 from d3serve.store.connect import check_server
 from d3serve.store.jobs import JobStore
+from d3serve.tracing import start_tracing, stop_tracing
 from d3serve.wake.celery_app import Waker
 
 
@@ -20,8 +21,12 @@ def batches_main(settings: Settings) -> int:
         BrokerUnavailable: Redis is too old, or may evict keys; for one that does not answer it waits.
     """
     configure_logging(settings, process="batches")
+    start_tracing("batches")
     check_server(settings, may_be_away=True)  # the feeder waits for it
-    asyncio.run(_main(settings))
+    try:
+        asyncio.run(_main(settings))
+    finally:
+        stop_tracing()
     return 0
 
 

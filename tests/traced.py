@@ -175,6 +175,7 @@ def serving(redis_url, collector, namespace, **told):
         )
         worker = running.enter_context(_process(env, "worker"))
         running.enter_context(_process(env, "webhooks"))
+        running.enter_context(_process(env, "batches"))
         deadline = time.monotonic() + PATIENCE_S
         while not _is_ready(url):
             assert time.monotonic() < deadline

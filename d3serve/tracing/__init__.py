@@ -21,7 +21,7 @@ ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_EN
 OFF: Final = {"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "none"}
 PATIENCE_S: Final = 3.0  # what a collector that does not answer may cost a process that stops
 Attributes = dict[str, str | int | float | bool]
-Kind = Literal["internal", "consumer", "client"]
+Kind = Literal["internal", "consumer", "client", "producer"]
 
 _W3C: Final = TraceContextTextMapPropagator()
 _provider: list["TracerProvider"] = []  # one where this process is traced
@@ -103,9 +103,14 @@ def tell(
 
 
 @contextmanager
-def telling(name: str, parent: str | None, attributes: Attributes, *, kind: Kind) -> Iterator["Telling"]:
-    """Tell of what happens within the block, as `tell`; untraced, `parent` is what it hands on."""
-    span = _span(name, parent, attributes, kind)
+def telling(
+    name: str, parent: str | None, attributes: Attributes, *, kind: Kind, begins: bool = False
+) -> Iterator["Telling"]:
+    """Tell of what happens within the block, as `tell`; untraced, `parent` is what it hands on.
+
+    With `begins`, what has no parent begins a trace of its own.
+    """
+    span = _span(name, parent, attributes, kind, begins=begins)
     if span is None:
         yield Telling(parent)
         return
@@ -145,14 +150,19 @@ def _span(
     kind: Kind,
     links: Sequence[str | None] = (),
     began: float | None = None,
+    *,
+    begins: bool = False,
 ) -> trace.Span | None:
     made = provider()
     place = _place(parent) if made is not None else None
-    if made is None or place is None:
+    if made is None or (place is None and not begins):
         return None
+    above = (
+        Context() if place is None else trace.set_span_in_context(trace.NonRecordingSpan(place), Context())
+    )
     return made.get_tracer("d3serve").start_span(
         name,
-        context=trace.set_span_in_context(trace.NonRecordingSpan(place), Context()),
+        context=above,
         kind=trace.SpanKind[kind.upper()],
         attributes=attributes,
         links=[trace.Link(linked) for linked in map(_place, links) if linked is not None],
