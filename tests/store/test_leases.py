@@ -103,11 +103,17 @@ class TestOrder:
         await table.submit("cold")
         assert [job.id for job in table.worker("idle", max_batch_questions=1).claim(1).jobs] == [held]
 
-    @pytest.mark.sabotage("claim", "lane == 'offline' and 1 or", "")
-    async def test_an_offline_turn_is_one_state(self, table):
-        for state in "ab":
-            await table.submit(state, lane="offline")
-        assert len(table.worker().claim(1).jobs) == 1
+    @pytest.mark.sabotage("claim", "lane == 'offline' and math.min(max_tokens, OFFLINE_TOKENS) or", "")
+    async def test_an_offline_turn_is_short_though_many_wait(self, table):
+        ids = [await table.submit(f"{number} " + "x" * 1_600, lane="offline") for number in range(20)]
+        jobs = table.worker(max_batch_tokens=16_384).claim(1).jobs
+        assert [job.id for job in jobs] == ids[: len(jobs)]
+        assert 2 <= len(jobs) < 10
+
+    async def test_an_offline_turn_holds_one_state_however_long_it_is(self, table):
+        long = await table.submit("x" * 100_000, lane="offline")
+        await table.submit("short", lane="offline")
+        assert [job.id for job in table.worker().claim(1).jobs] == [long]
 
     @pytest.mark.sabotage("claim", " and not alone do", " do")
     async def test_nothing_is_claimed_beside_a_suspect(self, table):

@@ -14,6 +14,7 @@ local fairness_ms, patience_ms, serves, revision = tonumber(ARGV[8]), tonumber(A
 local beside, ahead, LANES = ARGV[12] ~= '' and ARGV[12], ARGV[13] == '1', {unpack(ARGV, 14)}
 local small = beside or ahead
 local MAX_JOBS = 2000
+local OFFLINE_TOKENS = 2048 -- of several states in one turn: nine tenths of a long turn's rate, and a short wait
 local MAX_LOOKS = 1024 -- at tenants, and at groups: what one claim may cost, however many wait
 local SWEEP_MS = 500   -- who leaves a group is asked again by a sweep; a shorter wait would save nothing
 local now = now_ms()
@@ -223,7 +224,7 @@ local function fill(lane, crew)
   local shelves = revision == '' and {lane} or {lane, shelf(lane, revision)}
   local line = tenants_in(lane, shelves)
   local most = math.ceil(redis.call('ZCARD', K('ready', lane)) / math.max(1, crew.hands[lane]))
-  most = lane == 'offline' and 1 or math.min(max_groups, most)
+  most = math.min(max_groups, most)
   local page, looks, later = math.max(8, math.ceil(max_groups / math.max(1, #line))), 0, {}
   while #turn < most and looks < MAX_LOOKS and not alone do
     local one = table.remove(line, 1)
@@ -244,6 +245,7 @@ local function fill(lane, crew)
         if take_group(lane, one, best.group) then
           one.tag = one.tag + tokens - spent
           charge(shelves, one.tenant, one.tag)
+          max_tokens = lane == 'offline' and math.min(max_tokens, OFFLINE_TOKENS) or max_tokens
         end
         local at = 1
         while line[at] and before(line[at], one) do
