@@ -116,8 +116,7 @@ def _layer_to_float8(layer: Layer, *, inputs: bool) -> Layer:
     elif inputs and isinstance(mixer.inputs, Tensor):
         gates = 2 * len(mixer.A_log)
         eight = Float8Matrix(*quantize_rows(mixer.inputs[:-gates]))
-        stacked = StackedMatrix((eight, mixer.inputs[-gates:].clone()))
-        mixer = replace(mixer, inputs=stacked)
+        mixer = replace(mixer, inputs=StackedMatrix((eight, mixer.inputs[-gates:].clone())))
     return replace(layer, mixer=mixer, gate_up=_quantized(layer.gate_up), down=_quantized(layer.down))
 
 
