@@ -10,12 +10,12 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 from d3serve.errors import IdempotencyKeyReused, InvalidRequest, NotFound, QuotaExceeded, StorageUnavailable
 from d3serve.settings import Settings
-from d3serve.store.connect import AsyncRedisClient, open_async
+from d3serve.store.connect import AsyncRedisClient
 from d3serve.store.files import FileStore
 from d3serve.store.pieces import piece_name, piece_names
 from d3serve.store.records import JobRecord
 from d3serve.store.states import LARGE_BYTES
-from d3serve.store.table import Argument, AsyncTable
+from d3serve.store.table import Argument, AsyncStore
 
 WINDOW_S: Final = 86_400
 MARGIN_S: Final = 3_600  # for what is left of an input when its batch has expired: each line is told of
@@ -187,27 +187,13 @@ def _refusal(most_bytes: int, kind: str, *told: Any) -> NotFound | InvalidReques
     return QuotaExceeded(f"{told[0]} of your batches have not ended; {MAX_OPEN} may", details=details)
 
 
-class BatchStore:
+class BatchStore(AsyncStore):
     """Raises StorageUnavailable when Redis is unreachable or full; a tenant sees only what is its own."""
 
     def __init__(self, client: AsyncRedisClient, settings: Settings) -> None:
-        self._table = AsyncTable(client, settings.namespace)
-        self._key = self._table.key
+        super().__init__(client, settings)
         self.files = FileStore(self._table, settings)
         self._max_bytes = settings.max_kept_bytes_per_tenant
-
-    @classmethod
-    def open(cls, settings: Settings) -> Self:
-        """Make a store on `settings.redis_url`; it connects on first use."""
-        return cls(open_async(settings), settings)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._table.close()
-
-    async def now_s(self) -> float:
-        """Redis' clock."""
-        return await self._table.now_us() / 1e6
 
     # --- for clients -------------------------------------------------------------------------------
 

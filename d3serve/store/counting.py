@@ -17,9 +17,9 @@ from d3serve.schemas import Lane
 from d3serve.schemas.counting import Count, CountRequest
 from d3serve.settings import Settings
 from d3serve.store.census import Census
-from d3serve.store.connect import AsyncRedisClient, RedisClient, open_async, open_sync
+from d3serve.store.connect import AsyncRedisClient, RedisClient, open_sync
 from d3serve.store.encode import EncodedRequest
-from d3serve.store.table import AsyncTable, Table
+from d3serve.store.table import AsyncStore, Table
 
 WITHIN_S: Final = 10.0  # a worker counts a text for the longest prompt in one
 LOOK_S: Final = 0.5  # a look blocks a connection, and must end before its socket's patience does
@@ -35,22 +35,13 @@ class Estimate:
     work_s: float
 
 
-class CountDesk:
+class CountDesk(AsyncStore):
     """The API's side. Raises StorageUnavailable when Redis is away or full."""
 
     def __init__(self, client: AsyncRedisClient, settings: Settings) -> None:
-        self._table = AsyncTable(client, settings.namespace)
+        super().__init__(client, settings)
         self._census = Census(self._table)
         self._asking = Counter[str]()  # requests under way, by tenant
-
-    @classmethod
-    def open(cls, settings: Settings) -> Self:
-        """Make one on `settings.redis_url`; it connects on first use."""
-        return cls(open_async(settings), settings)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._table.close()
 
     async def count(
         self, request: EncodedRequest, *, tenant: str, revision: str = "", traceparent: str | None = None

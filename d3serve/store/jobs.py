@@ -20,7 +20,7 @@ from d3serve.errors import (
 from d3serve.schemas import DecisionRequest, JobStatus, Lane, ModelInfo
 from d3serve.settings import Settings
 from d3serve.store.census import LANES, Census
-from d3serve.store.connect import AsyncRedisClient, open_async
+from d3serve.store.connect import AsyncRedisClient
 from d3serve.store.encode import EncodedJob, EncodedRequest, encode_job, encode_request, key_reused
 from d3serve.store.erasure import Eraser
 from d3serve.store.limits import Limits
@@ -28,7 +28,7 @@ from d3serve.store.listing import Filters, page
 from d3serve.store.memory import MemoryGuard
 from d3serve.store.records import JobRecord, Progress, QueueStats, RecordPage, Submitted, WorkerInfo, summary
 from d3serve.store.states import LargeStates
-from d3serve.store.table import AsyncTable
+from d3serve.store.table import AsyncStore
 from d3serve.store.tally import Counted
 from d3serve.store.waiters import REREAD_S, Dispatcher
 
@@ -36,7 +36,7 @@ IDEMPOTENCY_TTL_S = 86_400  # longer than any client goes on trying
 CALLERS_TTL_S = 120  # longer than any call waits: a dead API process is forgotten
 
 
-class JobStore:
+class JobStore(AsyncStore):
     """Raises StorageUnavailable when Redis is unreachable or full; what changes a job does so in one step.
 
     Use as `async with JobStore.open(settings) as store:`; one per process. `tenant` is the caller's
@@ -44,19 +44,13 @@ class JobStore:
     """
 
     def __init__(self, client: AsyncRedisClient, settings: Settings) -> None:
-        self._table = AsyncTable(client, settings.namespace)
+        super().__init__(client, settings)
         self._settings = settings
-        self._key = self._table.key
         self._census = Census(self._table)
         self._memory = MemoryGuard(self._table)
         self._states = LargeStates(self._table, settings.state_dir)
         self._eraser = Eraser(self._table)
         self._dispatcher = Dispatcher(client, self._key("done"))
-
-    @classmethod
-    def open(cls, settings: Settings) -> Self:
-        """Make a store on `settings.redis_url`; it connects on first use."""
-        return cls(open_async(settings), settings)
 
     async def __aenter__(self) -> Self:
         """Start the dispatcher that wakes waiters."""
@@ -68,7 +62,7 @@ class JobStore:
     ) -> None:
         """Stop the dispatcher, let its waiters go, and close the connections."""
         await self._dispatcher.stop()
-        await self._table.close()
+        await self.aclose()
 
     @property
     def stopping(self) -> bool:

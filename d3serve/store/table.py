@@ -5,10 +5,11 @@ What goes through `run`, `send` and `pipeline` raises StorageUnavailable where R
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
+from d3serve.settings import Settings
 from d3serve.store import lua
-from d3serve.store.connect import AsyncRedisClient, RedisClient, close_async, storage_errors
+from d3serve.store.connect import AsyncRedisClient, RedisClient, close_async, open_async, storage_errors
 from d3serve.store.keys import Keys
 
 Argument = str | int | float | bytes
@@ -96,3 +97,24 @@ class AsyncTable(_Table):
     async def close(self) -> None:
         """Close the connections."""
         await close_async(self.client)
+
+
+class AsyncStore:
+    """What a store for asyncio begins with: the table on `settings.redis_url`, its keys and its clock."""
+
+    def __init__(self, client: AsyncRedisClient, settings: Settings) -> None:
+        self._table = AsyncTable(client, settings.namespace)
+        self._key = self._table.key
+
+    @classmethod
+    def open(cls, settings: Settings) -> Self:
+        """Make a store on `settings.redis_url`; it connects on first use."""
+        return cls(open_async(settings), settings)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._table.close()
+
+    async def now_s(self) -> float:
+        """Redis' clock."""
+        return await self._table.now_us() / 1e6

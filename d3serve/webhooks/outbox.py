@@ -14,9 +14,7 @@ from typing import Final, Literal, NamedTuple, Self
 
 from d3serve.errors import EventErased, InvalidRequest, NotFound
 from d3serve.schemas import JobEvent
-from d3serve.settings import Settings
-from d3serve.store.connect import AsyncRedisClient, open_async
-from d3serve.store.table import AsyncTable
+from d3serve.store.table import AsyncStore
 from d3serve.webhooks.signing import new_secret
 
 OLD_SECRET_S: Final = 86_400  # after a rotation both secrets sign for a day
@@ -118,25 +116,8 @@ class Delivery:
         )
 
 
-class HookStore:
+class HookStore(AsyncStore):
     """Raises StorageUnavailable when Redis is unreachable or full; a tenant sees only what is its own."""
-
-    def __init__(self, client: AsyncRedisClient, settings: Settings) -> None:
-        self._table = AsyncTable(client, settings.namespace)
-        self._key = self._table.key
-
-    @classmethod
-    def open(cls, settings: Settings) -> Self:
-        """Make a store on `settings.redis_url`; it connects on first use."""
-        return cls(open_async(settings), settings)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._table.close()
-
-    async def now_s(self) -> float:
-        """Redis' clock."""
-        return await self._table.now_us() / 1e6
 
     # --- endpoints ---------------------------------------------------------------------------------
 
