@@ -8,13 +8,13 @@ import structlog
 
 from d3serve.errors import StorageUnavailable
 from d3serve.schemas import Lane
+from d3serve.store.connect import end_tasks
 from d3serve.store.jobs import JobStore
 from d3serve.wake.celery_app import WakeSender
 
 log = structlog.get_logger("d3serve.api")
 SWEEP_EVERY_S: Final = 5.0
 DRAIN_S: Final = 5.0
-CANCEL_AGAIN_S: Final = 0.1
 
 
 class Background:
@@ -33,11 +33,7 @@ class Background:
 
     async def __aexit__(self, *_: object) -> None:
         """Let tasks end for a few seconds, then cancel what is left."""
-        going = set(self._endless)
-        while going:  # redis-py swallows a cancellation that meets it while it connects
-            for task in going:
-                task.cancel()
-            going = (await asyncio.wait(going, timeout=CANCEL_AGAIN_S))[1]
+        await end_tasks(self._endless)
         await asyncio.gather(*self._endless, return_exceptions=True)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=DRAIN_S)

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
@@ -54,6 +54,7 @@ COPIED_BYTES: Final = 2**16  # a longer argument is sent from where it stands
 # its replicas or its master, it was demoted, it loads, a script runs. redis-py has classes for some of these replies;
 # the others are known by their first word, which an old server puts behind a script's place.
 NOT_NOW: Final = (ReadOnlyError, ClusterDownError, TryAgainError)
+CANCEL_AGAIN_S: Final = 0.1
 LEAST_REDIS: Final = 7  # the oldest major version that tests have run on
 UNKNOWN_HELLO: Final = re.compile("unknown command.*HELLO", re.IGNORECASE)
 NOT_NOW_WORDS: Final = re.compile(
@@ -193,6 +194,15 @@ async def close_async(client: AsyncRedisClient) -> None:
     manager = getattr(client.connection_pool, "sentinel_manager", None)
     for sentinel in manager.sentinels if manager else ():
         await sentinel.aclose()
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks until all have ended: redis-py swallows a cancellation that meets it while it connects."""
+    going = {task for task in tasks if not task.done()}
+    while going:
+        for task in going:
+            task.cancel()
+        going = (await asyncio.wait(going, timeout=CANCEL_AGAIN_S))[1]
 
 
 def tries_in(patience_s: float) -> int:

@@ -9,7 +9,7 @@ from redis.exceptions import RedisError
 
 from d3serve.errors import StorageUnavailable
 from d3serve.schemas import FINAL_STATUSES
-from d3serve.store.connect import AsyncRedisClient
+from d3serve.store.connect import AsyncRedisClient, end_tasks
 from d3serve.store.records import JobRecord
 
 RECONNECT_S = 0.2
@@ -108,9 +108,7 @@ class Dispatcher:
         """Wake everybody, end the task, and return when nobody waits any more, or soon after."""
         self.release()
         if self._task is not None:
-            while not self._task.done():  # redis-py swallows a cancellation that meets it while it connects
-                self._task.cancel()
-                await asyncio.wait({self._task}, timeout=0.1)
+            await end_tasks([self._task])
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_WITHIN_S):
                 while self._watches:  # noqa: ASYNC110 - they read the job once more
