@@ -145,6 +145,62 @@ def test_a_refusal_is_told_in_words(open_tab, service, worker):  # noqa: ARG001 
     expect(page.get_by_role("button", name="Ask", exact=True)).to_be_enabled()
 
 
+LATE_FRAMES = """
+    window.requestAnimationFrame = () => 0;
+    const later = window.setTimeout;
+    window.setTimeout = (call, ms, ...rest) => later(call, Math.max(ms ?? 0, 2_000), ...rest);
+"""
+
+
+@pytest.fixture
+def busy_page(tab, worker):
+    """A page of a browser that is too busy to draw a frame, and to do what waits for one, for seconds."""
+    worker.show_itself(modalities=("text", "image"))
+    tab.page.add_init_script(LATE_FRAMES)
+    return tab.go()
+
+
+def come_back(page):
+    """Look at *Jobs* and come back."""
+    page.evaluate("location.hash = '#/jobs'")
+    page.get_by_role("heading", name="Jobs", exact=True).wait_for()
+    page.evaluate("location.hash = '#/ask'")
+    page.get_by_role("heading", name="Ask", exact=True).wait_for()
+
+
+def test_what_was_done_last_outlasts_the_page_that_was_left_at_once(busy_page):
+    page = busy_page
+    box(page, "State").fill("mine")
+    come_back(page)
+    assert box(page, "State").input_value() == "mine"
+    page.get_by_role("button", name="Fill in an example").click()
+    page.get_by_role("button", name="Bring back what stood here").click()
+    come_back(page)
+    assert box(page, "State").input_value() == "mine"
+    box(page, "State").fill("mine, and more")
+    page.reload()
+    assert box(page, "State").input_value() == "mine, and more"
+
+
+def test_pictures_are_added_to_what_the_draft_has_become(busy_page, png, tmp_path):
+    page, picker = busy_page, busy_page.locator("input[type=file]")
+    page.evaluate(
+        "() => { const read = FileReader.prototype.readAsDataURL, waiting = window.waiting = [];"
+        " FileReader.prototype.readAsDataURL = function (file) { waiting.push(() => read.call(this, file)); }; }"
+    )
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(png)
+        picker.set_input_files(tmp_path / name)
+    page.wait_for_function("waiting.length === 2")
+    box(page, "State").fill("typed meanwhile")
+    come_back(page)
+    page.evaluate("waiting.forEach(read => read())")
+    expect(page.locator(".picture")).to_have_count(2)
+    assert box(page, "State").input_value() == "typed meanwhile"
+    page.get_by_role("button", name="Remove a.png").click()
+    expect(page.locator(".picture figcaption")).to_contain_text("b.png")
+
+
 def test_a_draft_outlasts_a_look_at_another_page(page):
     box(page, "State").fill("kept")
     page.get_by_role("link", name="Jobs", exact=True).click()

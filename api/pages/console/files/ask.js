@@ -2,7 +2,7 @@
 import { call } from "./api.js";
 import { Answers, Usage } from "./answers.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
-import { EXAMPLE, bringBack, keepDraft, loadDraft, replaceDraft, replaced } from "./draft.js";
+import { EXAMPLE, bringBack, changeDraft, replaceDraft, replaced, useDraft } from "./draft.js";
 import { follow } from "./follow.js";
 import { count, duration, plural } from "./format.js";
 import { write } from "./json.js";
@@ -12,16 +12,14 @@ import { asCommand, asCurl, asPython, nameOf, requestOf } from "./request.js";
 import { Area, Beginning, Copy, Empty, Field, Progress, Segmented, Trouble } from "./ui.js";
 
 export function Ask({ models }) {
-  const [draft, setDraft] = useState(loadDraft);
+  const draft = useDraft();
   const run = useRun();
-  useEffect(() => keepDraft(draft), [draft]);
-  const change = (fields) => setDraft((before) => ({ ...before, ...fields }));
+  const change = (fields) => changeDraft(() => fields);
   const model = models.find((one) => one.name === draft.model) ?? models[0];
   const submit = (event) => {
     event.preventDefault();
     if (!run.active) run.start(draft, model?.name ?? "jev-latest");
   };
-  const fillIn = (draft) => setDraft(replaceDraft(draft));
   const press = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);
   };
@@ -30,8 +28,8 @@ export function Ask({ models }) {
       <div class="page-head">
         <h1>Ask</h1>
         <div class="actions">
-          ${replaced() && html`<button type="button" class="quiet" onClick=${() => setDraft(bringBack())}>Bring back what stood here</button>`}
-          <button type="button" class="quiet" onClick=${() => fillIn(EXAMPLE())}>Fill in an example</button>
+          ${replaced() && html`<button type="button" class="quiet" onClick=${bringBack}>Bring back what stood here</button>`}
+          <button type="button" class="quiet" onClick=${() => replaceDraft(EXAMPLE())}>Fill in an example</button>
         </div>
       </div>
       <${State} draft=${draft} change=${change} model=${model} />
@@ -74,7 +72,7 @@ function State({ draft, change, model }) {
     ${draft.lacks > draft.files.length && html`<p class="hint lacks">
       The job also showed ${plural(draft.lacks, "file")}, which the server does not give back: add what is missing.
     </p>`}
-    <${Pictures} draft=${draft} change=${change} model=${model} />
+    <${Pictures} files=${draft.files} model=${model} />
   </section>`;
 }
 

@@ -2,6 +2,6 @@
 import { Fragment, createElement, render } from "./lib/preact.js";
 import htm from "./lib/htm.js";
 
-export { useCallback, useEffect, useMemo, useRef, useState } from "./lib/hooks.js";
+export { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./lib/hooks.js";
 export { Fragment, render };
 export const html = htm.bind(createElement);

@@ -1,4 +1,5 @@
 // What is being worded on the page *Ask*: kept in the tab while other pages are looked at, pictures in memory alone.
+import { useLayoutEffect, useState } from "./dom.js";
 import { told, write } from "./json.js";
 import kept from "./kept.js";
 
@@ -37,19 +38,44 @@ export const EXAMPLE = () => ({
 
 let current; // also of a draft that is too large for the tab's storage
 let former; // what another draft took the place of
+const watchers = new Set();
 
-/** The draft that was last kept. */
-export function loadDraft() {
+/** The draft as it is now, in whatever shows it. */
+export function useDraft() {
+  const [draft, show] = useState(loadDraft);
+  useLayoutEffect(() => {
+    watchers.add(show);
+    return () => watchers.delete(show);
+  }, []);
+  return draft;
+}
+
+/** Give it the fields that `fieldsOf` tells from the draft as it is: by then it may be another than was shown. */
+export function changeDraft(fieldsOf) {
+  const draft = loadDraft();
+  keepDraft({ ...draft, ...fieldsOf(draft) });
+}
+
+function loadDraft() {
+  return (current ??= stored());
+}
+
+function stored() {
   try {
-    return current ?? { ...EMPTY(), ...JSON.parse(kept.getItem(PLACE)) };
+    return { ...EMPTY(), ...JSON.parse(kept.getItem(PLACE)) };
   } catch {
     return EMPTY();
   }
 }
 
-/** Keep it as long as the page is there; and in the tab, without pictures, if it is not too large for that. */
-export function keepDraft(draft) {
+/**
+ * Keep it as long as the page is there; and in the tab, without pictures, if it is not too large for that.
+ *
+ * At once: an effect runs only after the next frame, and not at all if the page *Ask* is left before.
+ */
+function keepDraft(draft) {
   current = draft;
+  for (const show of watchers) show(draft);
   try {
     kept.setItem(PLACE, JSON.stringify({ ...draft, files: [] }));
   } catch {
@@ -62,16 +88,15 @@ export function replaceDraft(draft) {
   const before = loadDraft();
   if (before.state || before.files.length || before.questions.some((one) => one.instructions)) former = before;
   keepDraft(draft);
-  return draft;
 }
 
 export const replaced = () => former;
 
-/** The draft that another took the place of; it is the one that is there from now on. */
+/** Put the draft back that another took the place of. */
 export function bringBack() {
   const draft = former;
   former = undefined;
-  return draft;
+  keepDraft(draft);
 }
 
 // --- from a job ------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 // The frame of the console: which page the address names, the key of this tab, what is served.
 import { Ask } from "./ask.js";
 import { call, key, usePolled } from "./api.js";
-import { html, render, useEffect, useRef, useState } from "./dom.js";
+import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./dom.js";
 import { Job } from "./job.js";
 import { Jobs } from "./jobs.js";
 import { Queue } from "./queue.js";
@@ -60,7 +60,7 @@ function go(hash) {
 /** The address after its `#`: `/jobs/<id>` or `/jobs?status=failed`. */
 function useRoute() {
   const [hash, setHash] = useState(location.hash);
-  useEffect(() => {
+  useLayoutEffect(() => { // before anybody can follow a link: an effect would listen only after the next frame
     const told = () => setHash(location.hash);
     addEventListener("hashchange", told);
     return () => removeEventListener("hashchange", told);

@@ -1,5 +1,6 @@
 // Images and videos that the state shows, where the model reads them.
 import { html, useRef, useState } from "./dom.js";
+import { changeDraft } from "./draft.js";
 import { bytes } from "./format.js";
 import { Text } from "./ui.js";
 
@@ -8,15 +9,15 @@ const TYPES = {
   video: ["video/mp4", "video/quicktime", "video/webm", "video/x-matroska"],
 };
 
-export function Pictures({ draft, change, model }) {
+export function Pictures({ files, model }) {
   const [refused, setRefused] = useState("");
   const input = useRef();
   const kinds = ["image", "video"].filter((kind) => model?.modalities.includes(kind));
   if (!kinds.length) return null;
   const add = async (chosen) => {
-    const { added, told } = await readAll([...chosen], kinds, model.limits, draft.files.length);
+    const { added, told } = await readAll([...chosen], kinds, model.limits, files.length);
     setRefused(told);
-    if (added.length) change({ files: [...draft.files, ...added] });
+    if (added.length) changeDraft(({ files }) => ({ files: [...files, ...added] }));
   };
   const drop = (event) => {
     event.preventDefault();
@@ -24,17 +25,17 @@ export function Pictures({ draft, change, model }) {
   };
   const what = kinds.length === 2 ? "images or videos" : "images";
   return html`<div class="pictures" onDragOver=${(event) => event.preventDefault()} onDrop=${drop}>
-    ${draft.files.map(
-      (file, place) => html`<figure key=${file.id} class="picture">
+    ${files.map(
+      (file) => html`<figure key=${file.id} class="picture">
         ${file.kind === "image" ? html`<img src=${file.url} alt="" />` : html`<span class="film" aria-hidden="true">video</span>`}
         <figcaption><${Text} value=${file.name} /> <span class="hint">${bytes(file.size)}</span></figcaption>
         <button type="button" class="quiet icon" aria-label=${`Remove ${file.name}`}
-          onClick=${() => change({ files: draft.files.filter((_, other) => other !== place) })}><span aria-hidden="true">×</span></button>
+          onClick=${() => changeDraft(({ files }) => ({ files: files.filter((one) => one.id !== file.id) }))}><span aria-hidden="true">×</span></button>
       </figure>`,
     )}
     <label class="picker">
       <input ref=${input} type="file" multiple class="unseen" accept=${kinds.flatMap((kind) => TYPES[kind]).join(",")}
-        onChange=${(event) => add(event.currentTarget.files).then(() => (input.current.value = ""))} />
+        onChange=${(event) => add(event.currentTarget.files).then(() => input.current && (input.current.value = ""))} />
       <span>Add ${what}</span> <span class="hint">or drop them here</span>
     </label>
     ${refused && html`<p class="trouble" role="alert" dir="auto">${refused}</p>`}
