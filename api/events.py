@@ -5,19 +5,20 @@ number. A client that comes back with `Last-Event-ID` gets what lies after it; p
 was away are told by their latest state.
 """
 
-import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import asdict
 from typing import Any, Final
 
-from fastapi.sse import format_sse_event
+from fastapi.sse import EventSourceResponse, format_sse_event
+from starlette.types import Send
 
 from d3serve.api.resources import job_resource
 from d3serve.errors import JobExpired, JobNotFound, ShuttingDown
 from d3serve.store.records import JobRecord
+from d3serve.store.waiters import Changes
 
 PING_EVERY_S = 15.0  # proxies close a connection that says nothing for a minute
 Place = tuple[int, int, int]
@@ -33,14 +34,27 @@ def place_of(last_event_id: str | None) -> Place:
     return (int(found[1]), int(found[2]), int(found[3])) if found else (-1, 0, 0)
 
 
+class EventStream(EventSourceResponse):
+    """An answer whose text ends when its client leaves; else the garbage collector would see to it, some day."""
+
+    def __init__(self, text: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(text)
+        self._text = text
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the text, for as long as somebody reads."""
+        async with aclosing(self._text):
+            await super().stream_response(send)
+
+
 async def stream(
-    changes: AsyncIterator[JobRecord], fetch_result: Callable[[], Awaitable[bytes]], after: Place
-) -> AsyncIterator[bytes]:
+    changes: Changes, fetch_result: Callable[[], Awaitable[bytes]], after: Place
+) -> AsyncGenerator[bytes, None]:
     """The text of the event stream from `after` on; ends with the job, or with this process.
 
-    A comment every 15 s keeps the connection open.
+    A None among the changes becomes a comment, which keeps the connection open.
     """
-    async with aclosing(_with_pings(changes)) as records:
+    async with aclosing(changes) as records:
         with suppress(ShuttingDown, JobExpired, JobNotFound):  # the client comes back and is told
             async for job in records:
                 if job is None:
@@ -81,24 +95,3 @@ def events_of(job: JobRecord, result: bytes | None) -> Iterator[tuple[Place, str
 def _event(place: Place, name: str, data: Any) -> bytes:
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(_LINE_BREAKS)
     return format_sse_event(id=".".join(map(str, place)), event=name, data_str=text)
-
-
-async def _with_pings(changes: AsyncIterator[JobRecord]) -> AsyncGenerator[JobRecord | None, None]:
-    """The records, and None whenever there has been none for a while."""
-    coming: asyncio.Future[JobRecord] | None = None
-    try:
-        while True:
-            coming = coming or asyncio.ensure_future(anext(changes))
-            await asyncio.wait({coming}, timeout=PING_EVERY_S)
-            if not coming.done():
-                yield None
-                continue
-            try:
-                record = coming.result()
-            except StopAsyncIteration:
-                return
-            coming = None
-            yield record
-    finally:
-        if coming is not None:
-            coming.cancel()

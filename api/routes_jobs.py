@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from fastapi.sse import EventSourceResponse
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
@@ -15,7 +14,7 @@ from d3serve.api.auth import Reader, Writer
 from d3serve.api.bodies import read_submission
 from d3serve.api.dependencies import Parts, TheParts, submit_headers
 from d3serve.api.direct_route import DirectRoute
-from d3serve.api.events import place_of, stream
+from d3serve.api.events import PING_EVERY_S, EventStream, place_of, stream
 from d3serve.api.openapi import PROBLEMS, operation_id, submission_of, tells
 from d3serve.api.problems import error_of
 from d3serve.api.resources import JSON, asked_text, job_path, job_response, jobs_page, not_modified, timing
@@ -183,8 +182,8 @@ async def result(job_id: str, parts: TheParts, tenant: Reader) -> Response:
 
 @router.get(
     "/{job_id}/events",
-    response_class=Response,  # EventSourceResponse is for routes that yield, which could refuse no longer
-    responses={200: {"content": {EventSourceResponse.media_type: {"schema": {"type": "string"}}}}},
+    response_class=Response,  # EventStream's parent is for routes that yield, which could refuse no longer
+    responses={200: {"content": {EventStream.media_type: {"schema": {"type": "string"}}}}},
 )
 async def events(
     job_id: str, request: Request, parts: TheParts, tenant: Reader, last_event_id: LastEventId = None
@@ -193,11 +192,11 @@ async def events(
     await parts.store.get(job_id, tenant)  # unknown and gone must be told before a stream begins
     request.state.at_end.enter_context(parts.calls.stream(request.state.caller))
     text = stream(
-        parts.store.watch(job_id, tenant),
+        parts.store.watch(job_id, tenant, PING_EVERY_S),
         lambda: parts.store.result(job_id, tenant),
         place_of(last_event_id),
     )
-    return EventSourceResponse(text)
+    return EventStream(text)
 
 
 @router.post("/{job_id}/cancel", response_model=JobResource, responses={200: tells("Retry-After")})

@@ -5,7 +5,7 @@ import hashlib
 import secrets
 import time
 import types
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NoReturn, Self
 
@@ -30,7 +30,7 @@ from d3serve.store.records import JobRecord, Progress, QueueStats, RecordPage, S
 from d3serve.store.states import LargeStates
 from d3serve.store.table import AsyncStore
 from d3serve.store.tally import Counted
-from d3serve.store.waiters import REREAD_S, Dispatcher
+from d3serve.store.waiters import REREAD_S, Changes, Dispatcher
 
 IDEMPOTENCY_TTL_S = 86_400  # longer than any client goes on trying
 CALLERS_TTL_S = 120  # longer than any call waits: a dead API process is forgotten
@@ -233,8 +233,10 @@ class JobStore(AsyncStore):
                     raise
                 await asyncio.sleep(REREAD_S)
 
-    async def watch(self, job_id: str, tenant: str) -> AsyncIterator[JobRecord]:
+    async def watch(self, job_id: str, tenant: str, quiet_s: float | None = None) -> Changes:
         """Yield the job now and after every change of status or progress, until it is done.
+
+        And None, whenever nothing has changed for `quiet_s`. Who leaves early closes it, or the job stays watched.
 
         Raises:
             ShuttingDown: waiters were released meanwhile.
@@ -246,9 +248,12 @@ class JobStore(AsyncStore):
             job = await self.get(job_id, tenant)
             yield job
             while not job.done:
-                await waiter.event.wait()
+                await self._pause(waiter.event, quiet_s)
                 if self.stopping:
                     raise ShuttingDown("the service is stopping; ask again")
+                if not waiter.event.is_set():
+                    yield None
+                    continue
                 last, job = job, waiter.take() or await self.get(job_id, tenant)
                 if job != last:
                     yield job
@@ -355,7 +360,7 @@ class JobStore(AsyncStore):
         place = await self._census.position(job.id)
         return job.waiting_at(place) if place else job
 
-    async def _pause(self, event: asyncio.Event, left_s: float) -> None:
+    async def _pause(self, event: asyncio.Event, left_s: float | None) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(event.wait(), left_s)
 

@@ -1,7 +1,7 @@
 """Wakes the coroutines that wait for a job: one pub/sub connection and one task for a whole process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import structlog
@@ -18,6 +18,7 @@ REREAD_S = 1.0
 MAX_LOOKS_PER_S = 500  # of one process, however many jobs are waited for
 LEAVE_WITHIN_S = 2.0
 DELETED = "deleted"
+Changes = AsyncGenerator[JobRecord | None, None]
 
 log = structlog.get_logger(__name__)
 
@@ -52,14 +53,14 @@ class WatchedJob:
         self._read = read
         self._every_s = every_s
         self._ended = False
-        self._task = asyncio.create_task(self._keep_looking())
+        self.task = asyncio.create_task(self._keep_looking())
 
     def end(self) -> None:
         """Look no more."""
         self._ended = (
             True  # a cancellation may be lost: in redis-py while it connects, in `wait_for` of Python 3.11
         )
-        self._task.cancel()
+        self.task.cancel()
 
     async def _keep_looking(self) -> None:
         known: JobRecord | None = None
@@ -92,6 +93,7 @@ class Dispatcher:
         self._client = client
         self._channel = channel
         self._watches: dict[str, WatchedJob] = {}
+        self._looks: set[asyncio.Task[None]] = set()  # also of watches that have been told to end
         self._task: asyncio.Task[None] | None = None
         self.closed = False
 
@@ -105,7 +107,7 @@ class Dispatcher:
         self._wake_all()
 
     async def stop(self) -> None:
-        """Wake everybody, end the task, and return when nobody waits any more, or soon after."""
+        """Wake everybody, and return when nobody waits any more, or soon after; nothing is read from then on."""
         self.release()
         if self._task is not None:
             await end_tasks([self._task])
@@ -113,6 +115,7 @@ class Dispatcher:
             async with asyncio.timeout(LEAVE_WITHIN_S):
                 while self._watches:  # noqa: ASYNC110 - they read the job once more
                     await asyncio.sleep(0.01)
+        await end_tasks(self._looks)
 
     @contextmanager
     def register(
@@ -122,6 +125,8 @@ class Dispatcher:
         watch = self._watches.get(job_id)
         if watch is None:
             watch = self._watches[job_id] = WatchedJob(read, self._look_every_s)
+            self._looks.add(watch.task)
+            watch.task.add_done_callback(self._looks.discard)
         waiter = Waiter(final_only=final_only)
         watch.waiters.add(waiter)
         try:

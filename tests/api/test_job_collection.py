@@ -6,7 +6,7 @@ import threading
 import httpx
 import pytest
 
-from d3serve.api import events
+from d3serve.api import routes_jobs
 
 NOUL = {"type": "noul", "instructions": "Is it spam?"}
 
@@ -166,7 +166,7 @@ def test_the_event_stream_of_an_unknown_job_is_a_404(service):
 
 
 def test_a_silent_stream_says_that_it_is_still_there(service, monkeypatch):
-    monkeypatch.setattr(events, "PING_EVERY_S", 0.05)
+    monkeypatch.setattr(routes_jobs, "PING_EVERY_S", 0.05)
     job = httpx.post(f"{service}/v1/jobs", json=body()).json()
     with httpx.stream("GET", service + job["urls"]["events"], timeout=60) as answer:
         lines = answer.iter_lines()

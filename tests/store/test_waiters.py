@@ -1,6 +1,7 @@
 """Many who wait for one job cost as much as one, and hear of its end like one."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -90,10 +91,38 @@ async def test_a_watch_ends_though_its_cancellation_is_lost(monkeypatch):
 
     dispatcher = waiters.Dispatcher(None, "channel")
     with dispatcher.register("job_x", read, final_only=True):
-        task = dispatcher._watches["job_x"]._task
+        task = dispatcher._watches["job_x"].task
         await asyncio.wait_for(reading.wait(), 10)
     await asyncio.wait({task}, timeout=10)
     assert lost.is_set()
     ended = task.done()
     task.cancel()  # in the wait for the next look
+    assert ended
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["told to end", "still waited for"])
+async def test_nothing_is_read_once_the_dispatcher_has_stopped(held, monkeypatch):
+    """A read that went on, its cancellation lost, opened a connection that nobody would close."""
+    monkeypatch.setattr(waiters, "REREAD_S", 0.01)
+    monkeypatch.setattr(waiters, "LEAVE_WITHIN_S", 0.01)
+    reading = asyncio.Event()
+
+    async def read():
+        reading.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    dispatcher = waiters.Dispatcher(None, "channel")
+    with contextlib.ExitStack() as waiting:
+        waiting.enter_context(dispatcher.register("job_x", read, final_only=True))
+        task = dispatcher._watches["job_x"].task
+        await asyncio.wait_for(reading.wait(), 10)
+        if not held:
+            waiting.close()
+        await dispatcher.stop()
+        ended = task.done()
+    while not task.done():
+        task.cancel()
+        await asyncio.sleep(0)
     assert ended
