@@ -18,6 +18,7 @@ from d3serve.api.app import create_app
 from d3serve.schemas import DecisionResponse, JobError, ModelInfo, Usage
 from d3serve.schemas.questions import ChoiceAnswer, NoulAnswer, ScoreAnswer
 from d3serve.settings import Settings
+from d3serve.store.connect import end_tasks
 from d3serve.store.counting import CountQueue
 from d3serve.store.turns import TurnStore
 from d3serve.worker.counting import Counter
@@ -26,6 +27,7 @@ from d3serve.worker.fake_engine import FakeEngine
 hypothesis.settings.register_profile("api", deadline=None)  # a busy machine is no bug
 hypothesis.settings.load_profile("api")
 
+ENDS_WITHIN_S = 60  # what a server has left; it takes milliseconds where the machine is free
 MODEL = ModelInfo(
     name="vllm-sr/d3-tiny",
     revision="abc123",
@@ -195,6 +197,13 @@ class PromptServer(uvicorn.Server):
                     await asyncio.sleep(0.002)
         await self.lifespan.shutdown()
 
+    async def serve(self, sockets=None):
+        """Leave no task to the end of the loop: it cancels each once, and waits for ever for one that did not hear."""
+        try:
+            await super().serve(sockets)
+        finally:
+            await end_tasks(asyncio.all_tasks() - {asyncio.current_task()})
+
     def end(self):
         """Of any thread."""
         self.should_exit = True
@@ -206,15 +215,26 @@ class PromptServer(uvicorn.Server):
 def _serving(application):
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(application, log_config=None, access_log=False)
-    server = PromptServer(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    server, broke = PromptServer(config), []
+
+    def run():
+        try:
+            server.run(sockets=[listener])
+        except Exception as error:  # told by the test whose server it is; pytest blames whichever runs now
+            broke.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)  # else one that hangs would also keep the process
     thread.start()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.end()
-        thread.join()
+        thread.join(ENDS_WITHIN_S)
         listener.close()
+    assert not thread.is_alive(), (
+        "the server's thread hangs: its loop may not close for a connection left open"
+    )
+    assert broke == []
 
 
 @pytest.fixture
