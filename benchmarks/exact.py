@@ -1,14 +1,18 @@
 """The FP32 reference in our own backbone: TF32 off, plain PyTorch, layers widened one at a time as they are read."""
 
 from collections.abc import Callable, Sequence, Set
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import parity
 import torch
 from engine import Bench
 from rounding import RoundedOperations, widened
+from split_products import SplitOperations, split_linear
 from torch import Tensor
 
+from d3serve.model import backbone as passes
 from d3serve.model.backbone import Backbone, PassInputs, Pools
 from d3serve.model.capacity import MLP_ROWS
 from d3serve.model.passes import PreparedJob
@@ -18,8 +22,13 @@ PASS_ROWS = 12_000  # rows of short prompts in one pass
 
 
 @torch.inference_mode()
-def exact(bench: Bench, jobs: Sequence[PreparedJob], points: Set[str] = frozenset()) -> Tensor:
-    """Probabilities [questions, OPTIONS] in FP32, but for tensors rounded at `points`, all jobs in one pass."""
+def exact(
+    bench: Bench, jobs: Sequence[PreparedJob], points: Set[str] = frozenset(), *, split: bool = False
+) -> Tensor:
+    """Probabilities [questions, OPTIONS] in FP32, but for tensors rounded at `points`, all jobs in one pass.
+
+    With `split`, products are those of `split_products`, several times faster.
+    """
     g, states, questions, row = bench.geometry, [], [], 0
     for slot, job in enumerate(jobs):
         place = StatePlace(row, len(job.state), slot)
@@ -30,13 +39,14 @@ def exact(bench: Bench, jobs: Sequence[PreparedJob], points: Set[str] = frozense
     pools = Pools.allocate(
         g, rows=len(planned.tokens), slots=len(jobs), device=bench.device, dtype=torch.float32
     )
-    backbone = Backbone(g, widened(bench.weights), pools, mlp_rows=MLP_ROWS)
-    backbone.ops = RoundedOperations(points, len(g.layer_types))
+    backbone = Backbone(g, bench.weights if split else widened(bench.weights), pools, mlp_rows=MLP_ROWS)
+    operations = SplitOperations if split else RoundedOperations
+    backbone.ops = operations(points, len(g.layer_types))
     shape = backbone.attention_shape(causal=False)
     cut = backbone.ops.cut_attention(planned.segments, shape)
-    hidden = backbone.forward(PassInputs.build(backbone.ops, planned, cut, shape))[
-        : len(planned.readout_rows)
-    ]
+    inputs = PassInputs.build(backbone.ops, planned, cut, shape)
+    with patch.object(passes, "linear", split_linear) if split else nullcontext():
+        hidden = backbone.forward(inputs)[: len(planned.readout_rows)]
     return parity.probabilities(hidden.double() @ bench.weights.readout.double().T)
 
 

@@ -56,6 +56,7 @@ class RoundedOperations:
     """
 
     least_rows = reference.least_rows
+    embed = staticmethod(reference.embed)
 
     def __init__(self, points: Set[str], layers: int) -> None:
         """Round at `points` in passes of `layers` layers.
