@@ -70,7 +70,8 @@ class SplitOperations(RoundedOperations):
                 group = slice(
                     head * q.shape[1] // k_pool.shape[1], (head + 1) * q.shape[1] // k_pool.shape[1]
                 )
-                yield from _attend(q[:, group], *pools, out[:, group], segments, softmax_scale)
+                _attend(q[:, group], *pools, out[:, group], segments, softmax_scale)
+            yield sum(each.length * (each.prefix_length + each.length) for each in segments)
 
 
 def _company(segment: Segment) -> Hashable:
@@ -81,7 +82,7 @@ def _company(segment: Segment) -> Hashable:
 
 def _attend(
     q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, segments: Sequence[Segment], scale: float
-) -> Iterator[int]:
+) -> None:
     """Attend for one key/value head: q and out [T, group, D], pools [P, D]."""
     first, last, (_, group, width) = segments[0], segments[-1], q.shape
     prefix = slice(first.prefix_start, first.prefix_start + first.prefix_length)
@@ -105,4 +106,3 @@ def _attend(
         by_high = product(high, both_v)
         attended = product(low, v_parts[0]) + by_high[:, width:] + by_high[:, :width]
         out[rows] = attended.unflatten(0, (-1, group))
-        yield len(mine) * len(keys) // group
