@@ -1,7 +1,6 @@
-"""What documents for newcomers name is there, and their commands do what they say, wherever they are run."""
+"""Commands of documents for newcomers do what they say, wherever they are run."""
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -11,14 +10,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMED = re.compile(r"`((?:d3serve|api|worker|model|kernels|tests|docs|tools|benchmarks)/[\w./*-]*)`")
-
-
-@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "README.md", "docs/architecture.md"])
-def test_every_path_that_a_document_names_is_there(document: str) -> None:
-    named = NAMED.findall((ROOT / document).read_text())
-    assert named or document == "README.md"
-    assert [path for path in named if not list(ROOT.glob(path.rstrip("/")))] == []
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
