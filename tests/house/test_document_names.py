@@ -1,4 +1,4 @@
-"""What documents name is there: links, settings, paths, tests, commands, options, error codes, events of the log."""
+"""What documents name is there: links, settings, paths, tests, commands, options, routes, error codes, log events."""
 
 import functools
 import re
@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from d3serve import errors
+from d3serve.api.app import create_app
 from d3serve.commands.main import app
 from d3serve.settings import CLIENT_VARIABLES, PREFIX, Settings
 
@@ -29,6 +30,7 @@ COMMAND = re.compile(r"(?:^|[|;&(] *|bin/|-m )d3serve ((?:jobs )?[a-z][\w-]*)([^
 SCRIPT = re.compile(r"((?:benchmarks|tools)/\w+\.py)([^|#\n]*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 STATUS = re.compile(r"\b([45]\d\d) `?([a-z_]+)`")
+ROUTE = re.compile(r"(?<![\w/])/v1/[\w/{}-]*[\w}]")
 EVENT = re.compile(r"`([a-z_]+\.(?!ya?ml|log|py|md)[a-z_]+)`")
 
 Named = Iterator[tuple[str, bool]]  # what a document names, and whether it is there
@@ -122,6 +124,18 @@ def codes(_: Path, text: str) -> Named:
 
 
 @functools.cache
+def routes() -> set[str]:
+    """Addresses of the HTTP API, whatever stands in their places."""
+    return {re.sub(r"{\w+}", "{}", path) for path in create_app(Settings()).openapi()["paths"]}
+
+
+def addresses(_: Path, text: str) -> Named:
+    """Routes of the HTTP API."""
+    for route in ROUTE.findall(text):
+        yield route, re.sub(r"{\w+}", "{}", route) in routes()
+
+
+@functools.cache
 def sources() -> str:
     """All that may log, as one text."""
     found = (path for room in ("d3serve", "api", "worker", "model") for path in (ROOT / room).rglob("*.py"))
@@ -141,6 +155,7 @@ CHECKS: dict[Callable[[Path, str], Named], str] = {
     proofs: "`tests/house/test_hous.py::test_that_nobody_wrote`",
     commands: "```sh\nd3serve up --modle x --port 1\n```\n`python benchmarks/engine.py --fast --tiny`",
     codes: "`404 no_worker`, 503 `no_work`, `503 no_worker`",
+    addresses: "`POST /v1/jobs/{id}/repeat`, `/v1/job`, `GET /v1/jobs/{id}`",
     events: "| `worker.was_bored` or `device.los` | `device.lost` | `valkey.log` |",
 }  # check -> a text with two things that are not there
 
@@ -157,6 +172,12 @@ def test_what_documents_name_is_there(check: Callable[[Path, str], Named]) -> No
 def test_what_is_not_there_is_seen(check: Callable[[Path, str], Named]) -> None:
     found = dict(check(ROOT / "docs" / "operations.md", CHECKS[check]))
     assert list(found.values()).count(False) == 2, found
+
+
+def test_every_route_is_told_of() -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    told = {re.sub(r"{\w+}", "{}", route) for route in ROUTE.findall(text)}
+    assert {route for route in routes() if route.startswith("/v1/")} - told == set()
 
 
 def test_the_readme_draws_the_folders_that_there_are() -> None:
