@@ -147,6 +147,14 @@ def test_room_for_a_vision_towers_activations_stays_free(monkeypatch) -> None:
     assert planned(free, kept).pass_rows < planned(free, 0).pass_rows
 
 
+def test_the_memory_that_operators_are_told_of_is_what_is_planned():
+    text = write_cards_doc.TARGET.read_text()
+    shorter, longer = (activation_bytes(TURBO, rows, BF16, mlp_rows=MLP_ROWS) for rows in (60_000, 120_000))
+    assert f"| K/V | {row_bytes(TURBO, BF16) / 2**10:g} KiB per token |" in text
+    assert f"| {slot_bytes(TURBO, BF16) / 1e6:.0f} MB per state of any length |" in text
+    assert f"| activations | {(longer - shorter) / 60e6:.0f} KB per token of a long pass" in text
+
+
 def test_the_table_of_cards_is_what_a_worker_would_plan():
     text = write_cards_doc.TARGET.read_text()
     assert write_cards_doc.BEGIN in text
@@ -154,13 +162,13 @@ def test_the_table_of_cards_is_what_a_worker_would_plan():
 
 
 def test_the_table_of_cards_tells_what_does_not_fit():
-    turbo, float8, int4 = write_cards_doc.COLUMNS[:3]
+    turbo, float8, _, int4 = write_cards_doc.COLUMNS[:4]
     cells = {device.name: write_cards_doc.cell(device, turbo) for device in write_cards_doc.DEVICES}
     assert cells["L40S 48 GB"] == cells["RTX 5090 32 GB"] == "no"
     assert cells["H200 141 GB"].startswith("131,072, ")
     smallest = write_cards_doc.cell(
         next(each for each in write_cards_doc.DEVICES if "5090" in each.name), int4
     )
-    assert smallest.endswith("states"), "four bits fit where eight do not"
+    assert smallest.endswith("states"), "four bits fit where sixteen do not"
     a100 = next(device for device in write_cards_doc.DEVICES if "A100" in device.name)
     assert write_cards_doc.cell(a100, float8) == cells["A100 80 GB"], "an A100 unpacks FP8 weights"
