@@ -15,7 +15,7 @@ WITH_PRODUCTS := $(addprefix tests/kernels/test_,prefix_bidir.py gated_delta.py 
 demo: $(VENV)/.demo  ## everything at once: broker, API, worker, one real job
 	$(BIN)/d3serve demo --data-dir $(DEMO)/data
 
-test: $(VENV)/.dev $(if $(T),,lint)  ## lint, types and every test that needs no GPU; T="tests/store -k lease": those alone
+test: $(VENV)/.dev $(if $(T),,lint)  ## lint, types and all tests but those of the three targets below; T="tests/store -k lease": those alone
 ifdef T
 	$(BIN)/python -m pytest -m "not gpu and not faults and not hostile" $(T)
 else
