@@ -155,8 +155,8 @@ class Settings(BaseSettings):
     max_job_tokens_interactive: int = Field(
         default=131_072,
         ge=16,
-        description="Most tokens of one interactive job: its state once, and all its questions. Nobody else's job runs "
-        "meanwhile.",
+        description="Most tokens of one interactive job: its state once, and all its questions. Only short jobs "
+        "of others run meanwhile.",
     )
     max_job_tokens_offline: int = Field(
         default=1_048_576, ge=16, description="Most tokens of one offline job, counted alike."
