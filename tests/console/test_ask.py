@@ -148,7 +148,7 @@ def test_a_refusal_is_told_in_words(open_tab, service, worker):  # noqa: ARG001 
 LATE_FRAMES = """
     window.requestAnimationFrame = () => 0;
     const later = window.setTimeout;
-    window.setTimeout = (call, ms, ...rest) => later(call, Math.max(ms ?? 0, 2_000), ...rest);
+    window.setTimeout = (call, ms, ...rest) => later(call, Math.max(ms ?? 0, 1_000), ...rest);
 """
 
 
@@ -180,6 +180,26 @@ def test_what_was_done_last_outlasts_the_page_that_was_left_at_once(busy_page):
     box(page, "State").fill("mine, and more")
     page.reload()
     assert box(page, "State").input_value() == "mine, and more"
+
+
+def test_keys_go_where_the_page_leads_before_it_is_drawn(busy_page):
+    page, press, typed = busy_page, busy_page.keyboard.press, busy_page.keyboard.type
+    page.get_by_role("button", name="Choice question").press("Enter")
+    typed("Which team?")
+    assert box(page, "Question 2").input_value() == "Which team?"
+    box(page, "Option 1").press("Enter")
+    typed("billing")
+    assert box(page, "Option 2").input_value() == "billing"
+    page.get_by_role("button", name="Key", exact=True).press("Enter")
+    typed("a-key")
+    assert page.get_by_label("Key", exact=True).and_(page.locator("input")).input_value() == "a-key"
+    press("Escape")
+    come_back(page)
+    box(page, "State").focus()
+    page.evaluate(
+        "new Promise(done => setTimeout(() => setTimeout(() => setTimeout(done))))"
+    )  # the frames come
+    expect(box(page, "State")).to_be_focused()
 
 
 def test_pictures_are_added_to_what_the_draft_has_become(busy_page, png, tmp_path):

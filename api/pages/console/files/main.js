@@ -1,7 +1,7 @@
 // The frame of the console: which page the address names, the key of this tab, what is served.
 import { Ask } from "./ask.js";
 import { call, key, usePolled } from "./api.js";
-import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./dom.js";
+import { html, render, useLayoutEffect, useRef, useState } from "./dom.js";
 import { Job } from "./job.js";
 import { Jobs } from "./jobs.js";
 import { Queue } from "./queue.js";
@@ -17,7 +17,7 @@ function App() {
   const main = useRef();
   const first = useRef(true);
   const locked = error?.status === 401;
-  useEffect(() => {
+  useLayoutEffect(() => { // an effect, after the next frame, would take the focus from who types already
     document.title = `${id ?? PAGES.find(([name]) => name === page)[1]} · d3serve`;
     if (!first.current) main.current.focus(); // who listens hears the new page, and not the old one's end
     first.current = false;

@@ -123,7 +123,7 @@ function Options({ question, onChange }) {
   </div>`;
 }
 
-/** Focus what is there once the page has been drawn anew. */
+/** Focus what is there once Preact has rendered, which it does in a microtask: before the next key is pressed. */
 function focusLater(find) {
-  requestAnimationFrame(() => setTimeout(() => find()?.focus()));
+  queueMicrotask(() => find()?.focus());
 }

@@ -1,6 +1,6 @@
 // Small parts that several pages are made of.
 import { isPassing } from "./api.js";
-import { html, useEffect, useRef, useState } from "./dom.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./dom.js";
 import { ago, moment, plural } from "./format.js";
 
 export const FINAL = ["succeeded", "failed", "canceled", "expired"];
@@ -133,10 +133,11 @@ export function Confirm({ title, children, action, onConfirm, onClose }) {
 
 export function Dialog({ title, onClose, children }) {
   const dialog = useRef();
-  useEffect(() => {
+  useLayoutEffect(() => {
     const before = document.activeElement;
     dialog.current.showModal();
-    return () => before?.focus(); // the browser gives it back to a dialog that closes, not for one that goes away
+    // The browser gives the focus back for a dialog that closes, not for one that goes away, which it does after this.
+    return () => queueMicrotask(() => before?.focus());
   }, []);
   return html`<dialog ref=${dialog} onClose=${onClose} aria-labelledby="dialog-title">
     <h2 id="dialog-title">${title}</h2>
