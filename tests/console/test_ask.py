@@ -196,9 +196,8 @@ def test_keys_go_where_the_page_leads_before_it_is_drawn(busy_page):
     press("Escape")
     come_back(page)
     box(page, "State").focus()
-    page.evaluate(
-        "new Promise(done => setTimeout(() => setTimeout(() => setTimeout(done))))"
-    )  # the frames come
+    frames_come = "new Promise(done => setTimeout(() => setTimeout(() => setTimeout(done))))"
+    page.evaluate(frames_come)
     expect(box(page, "State")).to_be_focused()
 
 
