@@ -6,7 +6,7 @@ Each row of the table is one matrix at the rows of one pass; a small one may sta
 a whole pass (`formats.py --format int4`) has the last word. Right comes first: errors against FP64 products of the
 unpacked weights, and whether both ways give the same bits, among which `kernels/int4.py` may choose only if they do.
 `humming-kernels`, where it is installed, multiplies the same values, zero points and scales in its order of sums that
-does not depend on the rows beside (`use_batch_invariant`). `--tiles` times a one-question pass with other tiles.
+does not depend on the rows beside (`use_batch_invariant`). `--tiles` times a one-question pass with each tile alone.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from d3serve.kernels import int4
-from d3serve.kernels.matrix import Int4Matrix, quantize_int4, sum_rows_alike, unpack_int4
+from d3serve.kernels.matrix import Int4Matrix, int4_values, quantize_int4, sum_rows_alike, unpack_int4
 
 PRODUCTS = {
     "qkv": (14_336, 5_120),
@@ -33,19 +33,11 @@ PRODUCTS = {
     "down": (5_120, 17_408),
 }
 LAYERS = {"qkv": 16, "inputs": 48, "out": 64, "gate_up": 64, "down": 64}
-PASSES = (1, 64, 250, 512, 1_430, 8_192)
+PASSES = (1, 20, 90, 250, 512, 1_430, 8_192)
 SCHEME = {
     "quant_method": "compressed-tensors", "format": "pack-quantized", "type": "int", "num_bits": 4,
     "strategy": "group", "group_size": 128, "symmetric": False,
 }  # fmt: skip
-TILES = (
-    (64, 128, 4, 3),
-    (64, 256, 4, 2),
-    (64, 256, 4, 3),
-    (128, 128, 4, 2),
-    (128, 256, 8, 2),
-    (128, 256, 8, 3),
-)
 Product = Callable[[Tensor], Tensor]
 
 
@@ -61,7 +53,7 @@ def humming_product(weight: Int4Matrix) -> Product:
     from humming.layer import HummingLayer
 
     rows, columns = weight.shape
-    q = torch.cat((weight.values & 0xF, weight.values >> 4), dim=2).transpose(0, 1).flatten(1)
+    q = int4_values(weight).transpose(0, 1).flatten(1)
     parts = {
         "weight_packed": packed_words(q),
         "weight_scale": weight.scale.T.contiguous(),
@@ -111,19 +103,21 @@ def measure(name: str, rows: int, columns: int) -> list[dict[str, Any]]:
 
 
 def try_tiles(shapes: dict[str, tuple[int, int]], rows: int = 250) -> None:
-    """All layers' packed products of a pass, by tile of Hopper's kernel."""
+    """All layers' packed products of a pass, by each tile of Hopper's kernel alone."""
     from d3serve.kernels import int4_hopper
 
     weights = {name: quantize_int4(torch.randn(shape, device="cuda")) for name, shape in shapes.items()}
     chosen = int4_hopper.TILES
-    for tile in (int4_hopper.Tile(*each) for each in TILES):
+    for tile in chosen:
         int4_hopper.TILES, took = (tile,), {}
+        int4_hopper.tiles_of.cache_clear()
         for name, weight in weights.items():
             x = torch.randn(rows, weight.shape[1], device="cuda").bfloat16()
             took[name] = ceilings.timed_ms(partial(int4.multiply_packed, x, weight), repeats=20, warmup=3)
         total = sum(LAYERS[name] * ms for name, ms in took.items())
         print(f"{tile}: {total:.2f} ms a pass; {json.dumps(took)}", flush=True)
     int4_hopper.TILES = chosen
+    int4_hopper.tiles_of.cache_clear()
 
 
 def per_pass(found: list[dict[str, Any]]) -> str:
@@ -144,7 +138,7 @@ def main() -> None:
     parser.add_argument(
         "--tiny", action="store_true", help="a sixteenth of each size, to try the script itself"
     )
-    parser.add_argument("--tiles", action="store_true", help="try other tiles than the chosen ones too")
+    parser.add_argument("--tiles", action="store_true", help="time each of Hopper's tiles alone, too")
     options = parser.parse_args()
     sum_rows_alike()
     part = 16 if options.tiny else 1

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from d3serve.kernels import cards
 from d3serve.kernels.cards import Card
-from d3serve.kernels.int4_weights import has_bytes_to_bf16, to_weights, unpack
+from d3serve.kernels.int4_weights import has_pair_to_bf16, to_weights, unpack
 from d3serve.kernels.matrix import Int4Matrix
 
 
@@ -33,7 +33,9 @@ class Int4Tile(NamedTuple):
 # the second best of fifteen, before it had a kernel of its own.
 FROM_SHARED = (Int4Tile(64, 32, 4, 5), Int4Tile(128, 128, 8, 3))  # whose tensor cores read activations there
 ELSEWHERE = (Int4Tile(64, 32, 4, 3), Int4Tile(64, 64, 4, 3))
-PACKED_ROWS = 512  # for more, unpacking is the smaller part and the library's products are faster
+LAUNCHES = (32, 64, 96, 128, 192, 256)  # rows of the activations up to which launch shapes differ
+# Rows that stay packed, measured on an H200: for more, unpacking is the smaller part, and a library's products faster.
+PACKED_ROWS = 1_536
 
 
 def tile_of(rows: int, card: Card) -> Int4Tile:
@@ -45,7 +47,7 @@ def tile_of(rows: int, card: Card) -> Int4Tile:
 @triton.jit(do_not_specialize=["T"])
 def _int4_linear_kernel(
     x, values, scale, zero, out, T, rows, groups, x_stride, values_stride, scale_stride, zero_stride, out_stride,
-    HALF: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, AT_ONCE: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Program (rows of x, rows of the weight): the transposed product, so that weights stay in registers.
 
@@ -53,25 +55,23 @@ def _int4_linear_kernel(
     """
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
-    offs = tl.arange(0, HALF)
     live_r, live_t = r < rows, t < T
-    p_values = values + r[:, None] * HALF + offs[None, :]
-    p_x = x + t.to(tl.int64)[:, None] * x_stride + offs[None, :]
+    words: tl.constexpr = GROUP // 8
+    p_words = values + r[:, None] * words + tl.arange(0, words)[None, :]
+    p_x = x + t.to(tl.int64)[:, None] * x_stride + tl.arange(0, GROUP)[None, :]
     row_scale, row_zero = tl.load(scale + r, mask=live_r, other=0.0), tl.load(zero + r, mask=live_r, other=0)
     total = tl.zeros([BLOCK_R, BLOCK_T], dtype=tl.float32)
     for group in range(groups):
-        packed = tl.load(p_values, mask=live_r[:, None], other=0)
+        packed = tl.load(p_words, mask=live_r[:, None], other=0)
         # Numbers this small are not copied ahead by the compiler: asked for a group before they are needed.
         ahead = tl.minimum(group + 1, groups - 1)
         next_scale = tl.load(scale + ahead * scale_stride + r, mask=live_r, other=0.0)
         next_zero = tl.load(zero + ahead * zero_stride + r, mask=live_r, other=0)
-        low = to_weights(packed, row_scale, row_zero, x.dtype.element_ty, False, AT_ONCE)
-        high = to_weights(packed, row_scale, row_zero, x.dtype.element_ty, True, AT_ONCE)
-        total = tl.dot(low, tl.trans(tl.load(p_x, mask=live_t[:, None], other=0.0)), total)
-        total = tl.dot(high, tl.trans(tl.load(p_x + HALF, mask=live_t[:, None], other=0.0)), total)
+        weights = to_weights(packed, row_scale, row_zero, x.dtype.element_ty, AT_ONCE)
+        total = tl.dot(weights, tl.trans(tl.load(p_x, mask=live_t[:, None], other=0.0)), total)
         row_scale, row_zero = next_scale, next_zero
-        p_values += values_stride
-        p_x += 2 * HALF
+        p_words += values_stride
+        p_x += GROUP
     target = out + t.to(tl.int64)[None, :] * out_stride + r[:, None]
     tl.store(target, total.to(out.dtype.element_ty), mask=live_r[:, None] & live_t[None, :])
 
@@ -92,10 +92,10 @@ def multiply_packed(x: Tensor, weight: Int4Matrix, out: Tensor | None = None) ->
             return out
     tile = tile_of(T, card)
     _int4_linear_kernel[(triton.cdiv(T, tile.block_t), triton.cdiv(rows, tile.block_r))](
-        x, weight.values, weight.scale, weight.zero, out, T, rows, len(weight.values), x.stride(0),
-        weight.values.stride(0), weight.scale.stride(0), weight.zero.stride(0), out.stride(0),
-        HALF=weight.group // 2, BLOCK_R=tile.block_r, BLOCK_T=tile.block_t,
-        AT_ONCE=has_bytes_to_bf16(card, x.dtype), num_warps=tile.num_warps, num_stages=tile.num_stages,
+        x, weight.words, weight.scale, weight.zero, out, T, rows, len(weight.words), x.stride(0),
+        weight.words.stride(0), weight.scale.stride(0), weight.zero.stride(0), out.stride(0),
+        GROUP=weight.group, BLOCK_R=tile.block_r, BLOCK_T=tile.block_t,
+        AT_ONCE=has_pair_to_bf16(card, x.dtype), num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out
 
@@ -104,7 +104,8 @@ def multiply_packed(x: Tensor, weight: Int4Matrix, out: Tensor | None = None) ->
 def sums_alike(device: torch.device, rows: int, columns: int, group: int) -> bool:
     """Whether packed weights of a size give the bits of a library's product with the same ones unpacked.
 
-    Tried once, on as many sums as a pass has: which kernel a library takes for a size is its own affair.
+    Tried once, on as many sums as a pass has, and in every launch shape, which are so compiled before a client comes:
+    which kernel a library takes for a size is its own affair.
     """
     draw = torch.Generator(device).manual_seed(0)
     weight = Int4Matrix.empty(rows, columns, group, device)
@@ -112,8 +113,9 @@ def sums_alike(device: torch.device, rows: int, columns: int, group: int) -> boo
     weight.scale.uniform_(0.5, 1.5, generator=draw)
     weight.zero.random_(0, 16, generator=draw)
     x = torch.randn(2 * PACKED_ROWS, columns, generator=draw, dtype=torch.bfloat16, device=device)
-    library = F.linear(x, unpack(weight, x.dtype))[:PACKED_ROWS]
-    return torch.equal(multiply_packed(x[:PACKED_ROWS], weight), library)
+    library = F.linear(x, unpack(weight, x.dtype))
+    counts = [*(each for each in LAUNCHES if each < PACKED_ROWS), PACKED_ROWS]
+    return all(torch.equal(multiply_packed(x[:count], weight), library[:count]) for count in counts)
 
 
 def int4_linear(x: Tensor, weight: Int4Matrix, out: Tensor | None = None) -> Tensor:

@@ -58,9 +58,10 @@ class Float8Rows:
 class Int4Matrix:
     """weight[i, j] = (q[i, j] - zero[g, i]) · scale[g, i] with q of four bits and g = j // group.
 
-    Byte b of a group holds its column b in the low bits and its column b + group / 2 in the high ones, so that each
-    half of the bytes' bits is a run of columns: products take them in their own order. A group's bytes of all rows
-    stand together, and so do its scales: what a tile of rows reads is one piece of memory.
+    A column of a group is numbered 32 w + 16 j + 8 h + 2 c + o, and lies in byte c · group / 8 + 4 w + 2 o + j, with h
+    in the high bits. So each of the four threads that share a row of a tensor core's operand (c) finds all that it
+    multiplies in one run of bytes, and a mask takes two neighbours (o) out of a word of four. A group's bytes of all
+    rows stand together, and so do its scales: what a tile of rows reads is one piece of memory.
     """
 
     values: Tensor  # [groups, rows, group / 2] uint8, contiguous in the last two
@@ -85,6 +86,11 @@ class Int4Matrix:
         """Take over the contents of a matrix of the same shape."""
         for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True):
             mine.copy_(theirs)
+
+    @property
+    def words(self) -> Tensor:
+        """The values as kernels read them, eight at a time: [groups, rows, group / 8] int32."""
+        return self.values.view(torch.int32)
 
     @property
     def group(self) -> int:
@@ -172,16 +178,26 @@ def pack_int4(q: Tensor, scale: Tensor, zero: Tensor) -> Int4Matrix:
         raise ValueError(
             f"{columns} columns are not whole groups of {group}: expected groups of {INT4_GROUPS}"
         )
-    low, high = q.to(torch.uint8).view(rows, groups, 2, group // 2).unbind(2)
-    values = (low | high << 4).transpose(0, 1).contiguous()
+    low, high = q.to(torch.uint8).view(rows, groups, -1, 2, 2, 4, 2).unbind(4)
+    values = in_byte_order(low | high << 4).transpose(0, 1).contiguous()
     return Int4Matrix(values, scale.T.bfloat16().contiguous(), zero.T.to(torch.uint8).contiguous())
+
+
+def in_byte_order(values: Tensor) -> Tensor:
+    """Bytes [rows, groups, w, j, c, o], numbered as `Int4Matrix` says, as it stores them: [rows, groups, bytes]."""
+    return values.permute(0, 1, 4, 2, 5, 3).flatten(2)
+
+
+def int4_values(weight: Int4Matrix) -> Tensor:
+    """The values q [groups, rows, group] uint8, columns in their own order."""
+    stored = weight.values.unflatten(2, (4, -1, 2, 2))  # [groups, rows, c, w, o, j]
+    return torch.stack((stored & 0xF, stored >> 4), dim=6).permute(0, 1, 3, 5, 6, 2, 4).flatten(2)
 
 
 def unpack_int4(weight: Int4Matrix) -> Tensor:
     """The weight [rows, columns] in FP32, exactly: (q - zero) · scale."""
-    q = torch.cat((weight.values & 0xF, weight.values >> 4), dim=2)  # [groups, rows, group]
-    unpacked = (q.float() - weight.zero.float()[:, :, None]) * weight.scale.float()[:, :, None]
-    return unpacked.transpose(0, 1).flatten(1)
+    moved = int4_values(weight).float() - weight.zero.float()[:, :, None]
+    return (moved * weight.scale.float()[:, :, None]).transpose(0, 1).flatten(1)
 
 
 def quantize_int4(weight: Tensor, group: int = INT4_GROUPS[-1]) -> Int4Matrix:

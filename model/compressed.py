@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from d3serve.kernels.matrix import Int4Matrix
+from d3serve.kernels.matrix import Int4Matrix, in_byte_order
 from d3serve.model.fields import Fields
 from d3serve.model.registry import NO_FP4
 
@@ -128,10 +128,10 @@ def repack(parts: dict[str, Tensor], scheme: Scheme) -> Int4Matrix:
     rows, columns = _int4_shape(parts, scheme)
     words, scale = parts["weight_packed"], parts["weight_scale"]
     _require_packed(words, rows, columns)
-    # A byte holds two neighbours, the even one below. We want a byte's neighbour to be half a group away.
-    first, second = words.view(torch.uint8).view(rows, len(scale.T), 2, scheme.group_size // 4).unbind(2)
+    # A byte holds two neighbours, the even one below. We want a byte's columns to be eight apart.
+    first, second = words.view(torch.uint8).view(rows, len(scale.T), -1, 2, 2, 4).unbind(4)
     even, odd = (first & 0xF) | (second << 4), (first >> 4) | (second & 0xF0)
-    values = torch.stack((even, odd), dim=-1).flatten(2).transpose(0, 1)
+    values = in_byte_order(torch.stack((even, odd), dim=-1)).transpose(0, 1)
     zero = torch.zeros_like(scale, dtype=torch.int8) if scheme.symmetric else _zero_points(parts, scale.shape)
     return Int4Matrix(values, scale.T, (zero + INT4_OFFSET).T.to(torch.uint8))
 

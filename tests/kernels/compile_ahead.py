@@ -91,9 +91,14 @@ def delta_rule(dtype: torch.dtype) -> None:
 
 def multiply_packed() -> None:
     """Also where no pass would: whoever measures it on another card begins with a kernel that fits."""
-    weight = Int4Matrix.empty(HIDDEN, FFN, 128, CPU)
-    for rows in (20, 250):
-        int4.multiply_packed(empty(rows, FFN, dtype=torch.bfloat16), weight)
+    for rows, tokens in (
+        (HIDDEN, (20, 60, 128, 250)),
+        (16_384, (180, 250)),
+        (2 * FFN, (90,)),
+    ):  # each tile of Hopper's
+        weight = Int4Matrix.empty(rows, 256, 128, CPU)
+        for count in tokens:
+            int4.multiply_packed(empty(count, 256, dtype=torch.bfloat16), weight)
 
 
 def small_steps(dtype: torch.dtype, *, eight_bits: bool) -> None:
@@ -141,15 +146,24 @@ def small_steps(dtype: torch.dtype, *, eight_bits: bool) -> None:
 
 
 def resources(kernel: object) -> dict[str, int]:
-    """What a compiled kernel takes: registers and stack of a thread, shared memory of a program."""
+    """What a compiled kernel takes: registers and stack of a thread, shared memory of a program; and its waits."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
         told = subprocess.run(
             [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
         )
+        code = subprocess.run(
+            [CUOBJDUMP, "-sass", file.name], capture_output=True, text=True, check=True
+        ).stdout
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", told.stdout).groups()
-    return {"registers": int(registers), "stack": int(stack), "shared": kernel.metadata.shared}
+    return {
+        "registers": int(registers),
+        "stack": int(stack),
+        "shared": kernel.metadata.shared,
+        "products": code.count("HGMMA."),
+        "waits": code.count("WARPGROUP.DEPBAR"),
+    }
 
 
 def compiled(capability: int, *, everything: bool) -> list[dict[str, object]]:

@@ -18,7 +18,8 @@ from d3serve.kernels.operations import linear
 CPU = torch.device("cpu")
 PRODUCTS_27B = [(14_336, 5_120), (16_384, 5_120), (5_120, 6_144), (34_816, 5_120), (5_120, 17_408)]
 FEW_SUMS = {torch.float32: 1e-6, torch.bfloat16: 5e-4}  # of few sums one may round the other way
-COUNTS = (1, 31, 32, 33, 64, 100, 250, 320, 512, 513, 1_430, 4_096)  # on both sides of both bounds
+# On both sides of every bound: of tiles, and of what is unpacked.
+COUNTS = (1, 31, 32, 33, 64, 90, 100, 180, 250, 320, 512, 513, 1_430, 1_536, 1_537, 4_096)
 
 
 def needs_a_gpu(test):
@@ -167,17 +168,19 @@ def test_few_rows_stay_packed_where_both_ways_give_the_same_bits(monkeypatch):
     assert ways == ["unpacked"] * 4 + ["packed"] * 2 + ["unpacked"] * 2
 
 
-@pytest.mark.parametrize("moved", [0.0, 2**-7])
-def test_one_sum_that_differs_is_enough_to_take_the_librarys_way(moved, monkeypatch):
+@pytest.mark.parametrize(("moved", "rows"), [(0.0, 0), (2**-7, 32), (2**-7, 128), (2**-7, 150)])
+def test_one_sum_that_differs_is_enough_to_take_the_librarys_way(moved, rows, monkeypatch):
+    """In whichever launch shape."""
+
     def library(x, weight):
         return (x.float()[:, None] * weight.float()).sum(-1).to(x.dtype)
 
     def multiply(x, weight):
         out = library(x, unpack_int4(weight).to(x.dtype))
-        out[-1, -1] += moved * out[-1, -1].abs()
+        out[-1, -1] += moved * out[-1, -1].abs() * (len(x) == rows)
         return out
 
-    monkeypatch.setattr(int4, "PACKED_ROWS", 3)
+    monkeypatch.setattr(int4, "PACKED_ROWS", 150)
     monkeypatch.setattr(int4, "multiply_packed", multiply)
     monkeypatch.setattr(int4, "unpack", lambda weight, dtype: unpack_int4(weight).to(dtype))
     monkeypatch.setattr(int4.F, "linear", library)
@@ -249,10 +252,27 @@ def test_hoppers_kernel_gives_the_bits_of_the_one_for_any_card(rows, columns, mo
 
     weight, x = (
         quantize_int4(drawn(rows + 8, columns, device, seed=1))[8:],
-        drawn(300, columns, device).bfloat16(),
+        drawn(700, columns, device).bfloat16(),
     )
     assert int4_hopper.multiplies(x, weight)
-    counts = (1, 32, 33, 64, 65, 128, 129, 250, 256, 300)
+    counts = (
+        1,
+        32,
+        33,
+        64,
+        65,
+        96,
+        97,
+        128,
+        129,
+        180,
+        192,
+        250,
+        256,
+        300,
+        400,
+        700,
+    )  # the last without rows beyond it
     ours = {}
     for count in counts:
         wide = torch.full((count, rows + 24), 7.0, dtype=x.dtype, device=device)
@@ -289,7 +309,7 @@ def test_the_product_errs_no_more_than_bf16s_own(rows, columns, tokens):
 
 
 @needs_a_gpu
-@pytest.mark.parametrize("tokens", [250, 1_000])
+@pytest.mark.parametrize("tokens", [250, 2_000])
 def test_a_captured_product_equals_an_eager_one(tokens):
     device = torch.device("cuda")
     weight = quantize_int4(drawn(512, 1_024, device, seed=1))

@@ -71,6 +71,10 @@ def test_the_kernels_that_take_most_fit_the_card(capability, compile_ahead):
     assert_fits(kernels, capability)
     (attention,) = (each for each in kernels if each["kernel"] == "_prefix_bidir_kernel")
     assert_as_promised(attention, capability)
+    packed = [each for each in kernels if each["kernel"] == "_int4_linear_kernel"]
+    assert len(packed) == (7 if capability == 90 else 2)  # one of each tile
+    for each in packed:
+        assert each["waits"] <= each["products"] / 2, "the compiler lets each product wait for the one before"
 
 
 @pytest.mark.faults
