@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 from engine import Bench, forget_all
 from engine_rows import ROWS, Row
-from formats import LONG, resident_bytes, say
+from formats import resident_bytes, say
 from geometries import GEOMETRY_27B, GEOMETRY_TINY
+from weight_formats import LONG
 
 from d3serve.model.weights import Weights, to_float8
 
