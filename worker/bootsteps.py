@@ -1,6 +1,12 @@
 """What we add to Celery's worker."""
 
 import heapq
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from celery import bootsteps
@@ -8,6 +14,8 @@ from celery.worker import state
 
 CHECK_S = 0.25
 SETTLED_EVERY_S = 10.0
+HEARD_S = 5.0  # within which the event loop reads that a child has begun, however busy the host is
+AGAIN_S = 0.1
 
 
 class PoolWatch(bootsteps.StartStopStep):  # type: ignore[misc] # celery has no types
@@ -58,9 +66,43 @@ def controller_of(app: Any) -> Any:
             """True from the first signal on."""
             return self.cold or state.should_stop is not None or state.should_terminate is not None
 
-        def wait_for_soft_shutdown(self) -> None:
-            """Note the signal: Celery itself sets its flag only after it has killed the child."""
-            self.cold = True
-            super().wait_for_soft_shutdown()
+        def install_platform_tweaks(self, worker: Any) -> None:
+            """Celery's handlers of signals, of which SIGQUIT's waits until it knows what it ends."""
+            super().install_platform_tweaks(worker)
+            quit_ = until_heard(signal.getsignal(signal.SIGQUIT))  # type: ignore[arg-type] # Celery's, a function
+
+            def handle(number: int, frame: FrameType | None) -> None:
+                self.cold = True  # Celery sets its flag only after it has killed the child
+                quit_(number, frame)
+
+            signal.signal(signal.SIGQUIT, handle)
 
     return Controller
+
+
+def until_heard(
+    quit_: Callable[[int, FrameType | None], object],
+) -> Callable[[int, FrameType | None], None]:
+    """A cold shutdown that first lets the event loop read that a child has begun, if one was given a task.
+
+    Celery gives a few seconds to the tasks that it knows to run, then ends them. One that it has not heard of yet it
+    would let run to its end.
+    """
+    until, waits = 0.0, False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal until, waits
+        until = until or time.monotonic() + HEARD_S
+        if state.reserved_requests and not state.active_requests and time.monotonic() < until:
+            if not waits:  # else this is somebody's second signal
+                waits = True
+                threading.Timer(AGAIN_S, again, (number,)).start()
+        else:
+            quit_(number, frame)
+
+    def again(number: int) -> None:
+        nonlocal waits
+        waits = False
+        os.kill(os.getpid(), number)
+
+    return handle

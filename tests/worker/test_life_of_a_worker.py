@@ -170,6 +170,38 @@ async def test_sigquit_gives_the_turn_back(service):
     assert (job.status, job.attempt) == ("queued", 0)
 
 
+HEARS_LATE = """
+import threading
+from celery.worker.request import Request
+
+def late(self, *told, on_accepted=Request.on_accepted):
+    threading.Timer(2, on_accepted, (self, *told)).start()
+
+Request.on_accepted = late
+"""
+
+
+async def test_sigquit_gives_back_a_turn_of_which_the_main_process_has_not_heard_yet(service):
+    worker = service.start_worker("state_ms=30000", prelude=HEARS_LATE)
+    await service.ready()
+    job_id = await service.submit("s")
+    await service.running(job_id)
+    worker.signal(signal.SIGQUIT)
+    worker.signal(signal.SIGQUIT)  # who is impatient cuts nothing short
+    worker.wait()
+    assert "Initiating Soft Shutdown" in worker.log.read_text()
+    job = await service.jobs.get(job_id, "me")
+    assert (job.status, job.attempt) == ("queued", 0)
+
+
+async def test_sigquit_ends_an_idle_worker_at_once(service):
+    worker = service.start_worker()
+    await service.ready()
+    worker.signal(signal.SIGQUIT)
+    worker.wait()
+    assert "Initiating Soft Shutdown" not in worker.log.read_text()
+
+
 async def test_a_stuck_turn_is_cut_off(service):
     service.start_worker(turn_limit_s=2)
     job_id = await service.submit("fake:sleep=60")
