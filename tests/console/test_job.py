@@ -16,6 +16,7 @@ from d3serve.media.files import split_state
 from d3serve.schemas.questions import Question, value_text
 from d3serve.settings import Settings
 from d3serve.store.encode import decode_state
+from d3serve.webhooks import sender
 from d3serve.webhooks.egress import EgressPolicy
 from d3serve.webhooks.outbound import Outbound
 from d3serve.webhooks.outbox import HookStore
@@ -208,8 +209,9 @@ def receiver():
 
 
 @pytest.fixture
-def sending(settings):
-    """Sends webhooks in a thread while the test runs."""
+def sending(settings, monkeypatch):
+    """Sends webhooks in a thread while the test runs; none of them a second time by itself."""
+    monkeypatch.setattr(sender, "SCHEDULE_S", (600,))
     stop, loops = threading.Event(), []
 
     async def send():
