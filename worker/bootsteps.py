@@ -69,13 +69,13 @@ def controller_of(app: Any) -> Any:
         def install_platform_tweaks(self, worker: Any) -> None:
             """Celery's handlers of signals, of which SIGQUIT's waits until it knows what it ends."""
             super().install_platform_tweaks(worker)
-            quit_ = until_heard(signal.getsignal(signal.SIGQUIT))  # type: ignore[arg-type] # Celery's, a function
+            quit_ = signal.getsignal(signal.SIGQUIT)
+            signal.signal(signal.SIGQUIT, until_heard(quit_))  # type: ignore[arg-type] # Celery's, a function
 
-            def handle(number: int, frame: FrameType | None) -> None:
-                self.cold = True  # Celery sets its flag only after it has killed the child
-                quit_(number, frame)
-
-            signal.signal(signal.SIGQUIT, handle)
+        def wait_for_soft_shutdown(self) -> None:
+            """Note the signal: Celery itself sets its flag only after it has killed the child."""
+            self.cold = True
+            super().wait_for_soft_shutdown()
 
     return Controller
 
