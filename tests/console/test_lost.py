@@ -106,6 +106,33 @@ def test_a_job_is_followed_over_connections_that_are_cut(post, worker, open_tab,
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.parametrize(
+    ("place", "parts"),  # of the queue each is read every two seconds, of a job once
+    [("jobs/{}", ("include=request", "webhook-deliveries")), ("queue", ("v1/queue", "v1/workers"))],
+)
+def test_an_outage_that_meets_several_parts_of_a_page_is_said_once(place, parts, post, worker, tab):
+    job_id = post()
+    worker.work()
+    page = tab.go(place.format(job_id))
+    expect(page.get_by_role("region", name="Workers" if place == "queue" else "State")).to_be_visible()
+    refused = Counter()
+
+    def refuse(route):
+        refused.update(part for part in parts if part in route.request.url)
+        route.abort()
+
+    for part in parts:
+        page.route(f"**/*{part}*", refuse)
+    if place != "queue":
+        page.reload()
+    while min(refused[part] for part in parts) < 2:  # then the page has shown what became of the first
+        page.wait_for_event("requestfailed")
+    expect(page.get_by_role("alert")).to_have_count(1)
+    expect(page.get_by_role("alert")).to_contain_text(SILENCE)
+    page.unroute_all()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
 def test_answers_come_over_a_connection_that_is_cut(worker, open_tab, line):
     page = open_tab(line.address).go()
     page.get_by_role("button", name="Fill in an example").click()

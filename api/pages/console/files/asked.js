@@ -1,5 +1,5 @@
 // What a job was asked, read back as long as the server keeps it.
-import { call, usePolled } from "./api.js";
+import { call, isPassing, usePolled } from "./api.js";
 import { html, useMemo } from "./dom.js";
 import { bytes } from "./format.js";
 import { parse, told, write } from "./json.js";
@@ -21,10 +21,11 @@ export function instructionsOf(asked) {
   return new Map(texts.map(([name, text]) => [name, text && told(text)]));
 }
 
+/** The state; what passes is said by the page. */
 export function Asked({ read }) {
   const { asked, erased, error } = read;
   if (erased) return html`<p class="hint asked-gone">What it was asked is no longer kept.</p>`;
-  if (error) return html`<${Trouble} error=${error} goesOn />`;
+  if (error && !isPassing(error)) return html`<${Trouble} error=${error} />`;
   return asked ? html`<${State} asked=${asked} />` : null;
 }
 

@@ -1,5 +1,5 @@
 // What became of a job's webhook events, try by try, and sending one again.
-import { call, usePolled } from "./api.js";
+import { call, isPassing, usePolled } from "./api.js";
 import { html, useState } from "./dom.js";
 import { duration, moment, plural } from "./format.js";
 import { Text, Time, Trouble } from "./ui.js";
@@ -8,13 +8,19 @@ const WORDS = { pending: "Pending", delivered: "Delivered", dead: "Given up", di
 const SENDABLE = ["pending", "dead", "disabled"];
 const FORBIDDEN = 403; // a key without the scope `webhooks`: its jobs have none
 
-/** Shown only where the job has deliveries: most have no webhook. `moment` changes when there may be new ones. */
-export function Deliveries({ jobId, moment: changed }) {
+/** The deliveries of a job, once it is `known`; they are read again when its `finished_at` changes. */
+export function useDeliveries(jobId, known) {
   const everyMs = (data) => (data?.data.some((one) => one.state === "pending") ? 2_000 : 0);
-  const load = (signal) => call(`v1/webhook-deliveries?job_id=${encodeURIComponent(jobId)}`, { signal });
-  const { data, error, reload } = usePolled(load, everyMs, `${jobId} ${changed}`);
+  const path = `v1/webhook-deliveries?job_id=${encodeURIComponent(jobId)}`;
+  const load = async (signal) => (known ? call(path, { signal }) : undefined);
+  return usePolled(load, everyMs, known ? `${jobId} ${known.finished_at}` : "");
+}
+
+/** Shown only where the job has deliveries: most have no webhook. What passes is said by the page. */
+export function Deliveries({ read }) {
+  const { data, error, reload } = read;
   const [refused, setRefused] = useState();
-  if (error && error.status !== FORBIDDEN) return html`<${Trouble} error=${error} goesOn />`;
+  if (error && !isPassing(error) && error.status !== FORBIDDEN) return html`<${Trouble} error=${error} />`;
   if (!data?.data.length) return null;
   const again = async (id) => {
     try {

@@ -1,8 +1,8 @@
 // *Job*: one job as it goes: its time line, its progress, its answers, its webhook's deliveries.
 import { Answers, Facts, Usage } from "./answers.js";
-import { call, key } from "./api.js";
+import { call, isPassing, key } from "./api.js";
 import { Asked, instructionsOf, useAsked } from "./asked.js";
-import { Deliveries } from "./deliveries.js";
+import { Deliveries, useDeliveries } from "./deliveries.js";
 import { html, useCallback, useEffect, useState } from "./dom.js";
 import { draftOf, replaceDraft } from "./draft.js";
 import { follow } from "./follow.js";
@@ -15,6 +15,8 @@ export function Job({ id, go }) {
   const { job, passMs, error, lost, again } = useJob(id);
   const act = useActions(id, again, go);
   const read = useAsked(id, Boolean(job));
+  const deliveries = useDeliveries(id, job);
+  const outage = [lost, read.error, deliveries.error].find(isPassing); // one meets every part of the page: said once
   return html`<article class="job" aria-labelledby="job-title">
     <a class="back" href="#/jobs">Jobs</a>
     <div class="page-head">
@@ -22,8 +24,8 @@ export function Job({ id, go }) {
       ${job && html`<${Actions} job=${job} act=${act} asked=${read.asked} go=${go} />`}
     </div>
     <${Trouble} error=${act.error ?? error} />
-    <${Trouble} error=${lost} goesOn />
-    ${!job && !error && !lost && html`<p class="hint loading">Reading…</p>`}
+    <${Trouble} error=${outage} goesOn />
+    ${!job && !error && !outage && html`<p class="hint loading">Reading…</p>`}
     ${job && html`<${Life} job=${job} passMs=${passMs} />`}
     ${job?.error && html`<${Failure} error=${job.error} />`}
     ${job && html`<div class="job-columns">
@@ -40,7 +42,7 @@ export function Job({ id, go }) {
         </section>`}
       </div>
     </div>`}
-    ${job && html`<${Deliveries} jobId=${id} moment=${job.finished_at} />`}
+    <${Deliveries} read=${deliveries} />
   </article>`;
 }
 

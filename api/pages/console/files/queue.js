@@ -1,5 +1,5 @@
 // *Queue*: what waits and who works. Without the scope `admin`, only what of the caller's own waits.
-import { call, usePolled } from "./api.js";
+import { call, isPassing, usePolled } from "./api.js";
 import { html } from "./dom.js";
 import { bytes, count, duration, percent, plural } from "./format.js";
 import { Empty, FINAL, Text, Trouble, WORDS } from "./ui.js";
@@ -9,15 +9,17 @@ const EVERY_MS = 2_000;
 export function Queue() {
   const { data, error } = usePolled((signal) => call("v1/queue", { signal }), EVERY_MS, "queue");
   const whole = data && "running_jobs" in data;
+  const load = async (signal) => (whole ? call("v1/workers", { signal }) : undefined);
+  const workers = usePolled(load, whole ? EVERY_MS : 0, whole ? "workers" : "");
   return html`<section aria-labelledby="queue-title">
     <div class="page-head"><h1 id="queue-title">Queue</h1></div>
-    <${Trouble} error=${error} goesOn />
+    <${Trouble} error=${error ?? (isPassing(workers.error) && workers.error)} goesOn />
     ${!data && !error && html`<p class="hint loading">Reading…</p>`}
     ${data && html`<${Lanes} lanes=${data.lanes} />`}
     ${data && !whole && html`<p class="hint note">
       These are your own jobs. A key with the scope <code>admin</code> also sees everybody's, and the workers.
     </p>`}
-    ${whole && html`<${Workers} /><${Totals} queue=${data} />`}
+    ${whole && html`<${Workers} read=${workers} /><${Totals} queue=${data} />`}
   </section>`;
 }
 
@@ -66,11 +68,10 @@ function Totals({ queue }) {
   </section>`;
 }
 
-function Workers() {
-  const { data, error } = usePolled((signal) => call("v1/workers", { signal }), EVERY_MS, "workers");
+function Workers({ read: { data, error } }) {
   return html`<section class="queue-part" aria-labelledby="workers-title">
     <div class="section-head"><h2 id="workers-title">Workers</h2></div>
-    <${Trouble} error=${error} />
+    <${Trouble} error=${!isPassing(error) && error} />
     ${data && !data.data.length && html`<${Empty} title="No worker has shown itself">
       Start one with <code>d3serve worker</code>: jobs wait until then.
     <//>`}
