@@ -52,6 +52,10 @@ def test_the_run_is_of_two_thousand_requests():
     assert sum(count for *_, count in operations()) >= 2_000
 
 
+# Hypothesis sees that the process's `random` was used while it drew, and not by whom: the server's threads may.
+@pytest.mark.filterwarnings(
+    "ignore:Do not use the .random. module:hypothesis.errors.HypothesisDeprecationWarning"
+)
 @pytest.mark.usefixtures("counter")
 @pytest.mark.parametrize(("method", "path", "count"), operations())
 def test_generated_requests_are_answered_as_described(
