@@ -1,6 +1,7 @@
 """A run of `d3serve submit`: so many lines at the server at once, each to its outcome, and what is shown of it."""
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -84,6 +85,7 @@ class RunPace:
 class Run:
     """What the lines of one run share; `answered` is when the last of them got an outcome from the server.
 
+    `troubled` are the lines that the server cannot serve, with when that began; `given_up` is when one was left so.
     After an interrupt `left` are the jobs that go on without it, and `unsure` counts submissions that it cut off.
     """
 
@@ -99,7 +101,10 @@ class Run:
     left: set[str] = field(default_factory=set)
     canceled: int = 0
     unsure: int = 0
-    answered: float = field(default_factory=time.monotonic)
+    answered: float = -math.inf
+    given_up: float = -math.inf
+    asked: set[int] = field(default_factory=set)
+    troubled: dict[int, float] = field(default_factory=dict)
     _posted: set[str] = field(default_factory=set)
     _running: Sequence[Job] = ()
 
@@ -145,7 +150,10 @@ class Run:
 
     async def _line(self, line: Line) -> None:
         named = {} if line.custom_id is None else {"custom_id": line.custom_id}
+        self.asked.add(line.number)
         row = {"line": line.number, **named, "request": line.request, **await self._outcome(line)}
+        self.asked.discard(line.number)
+        self.troubled.pop(line.number, None)
         self.results.add(row)
         self.pace.count(line, row)
         self._show()
@@ -156,16 +164,18 @@ class Run:
         Raises:
             D3ServeError: no line gets an outcome.
         """
-        until = time.monotonic() + self.patience_s
         while True:
+            began = time.monotonic()
             try:
                 job = await self._job(line)
             except InternalError as error:  # our client has told this at once: it may be this line alone
-                if time.monotonic() < until:
+                is_own = self._is_own(line, began)
+                if is_own is None:
                     await asyncio.sleep(RETRY_S)
                     continue
-                if self.answered + self.patience_s < time.monotonic():
+                if not is_own:
                     raise
+                self.given_up = time.monotonic()
                 return _refused("failed", error)
             except D3ServeError as error:
                 if not _is_of_the_line(error):
@@ -174,8 +184,32 @@ class Run:
             else:
                 row = {"id": job.id, "status": job.status}
                 row |= {"result": job.result} if job.result is not None else {"error": job.error}
-            self.answered = time.monotonic()
+            if line.body is not None:
+                self.answered = time.monotonic()
             return row
+
+    def _is_own(self, line: Line, began: float) -> bool | None:
+        """Whether trouble is a line's own and not the server's; None while it may pass, or other lines may show it.
+
+        It is if the server has answered another line since; or if nobody else asks, and it has since a line was given
+        up: so one line does not keep those after it, and a server that is broken does not fail them one by one.
+
+        Args:
+            line: what the server could not serve just now.
+            began: when it was asked. Trouble after a try that went well for so long is another.
+        """
+        now = time.monotonic()
+        if now > began + self.patience_s:
+            self.troubled.pop(line.number, None)
+        since = self.troubled.setdefault(line.number, now)
+        if now < since + self.patience_s:
+            return None
+        if self.answered > since:
+            return True
+        others = self.asked - {line.number}
+        if others - self.troubled.keys():
+            return None
+        return not others and self.answered > self.given_up
 
     async def _job(self, line: Line) -> Job:
         """The line's job when it is done: the one that an earlier run made, run again if it did not succeed, or a new.

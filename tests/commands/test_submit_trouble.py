@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -16,7 +17,8 @@ from d3serve.api.app import create_app
 from d3serve.client import Client, protocol
 from d3serve.commands import submit_run
 from d3serve.commands.request_file import RequestFile
-from d3serve.errors import RateLimited, StorageUnavailable, Unauthorized
+from d3serve.commands.submit_run import RunPace
+from d3serve.errors import InternalError, RateLimited, StorageUnavailable, Unauthorized
 
 
 @pytest.fixture(autouse=True)
@@ -61,17 +63,53 @@ def test_trouble_that_lasts_ends_the_run_and_leaves_no_rows(trouble, kind, good,
     assert rows(good) == {}
 
 
-def test_a_line_that_breaks_the_server_does_not_keep_the_others(good, settings, serving, take_turns):
+@pytest.mark.parametrize("at_once", [1, 2, 8])
+def test_a_line_that_breaks_the_server_does_not_keep_the_others(at_once, good, settings, serving, take_turns):
+    """Whether they are answered while it is tried, long after, or were before."""
+
     def second(_, body):
         return TROUBLES["a server's fault"] if b"state 1" in body else None
 
     with serving(Trouble(create_app(settings), second)) as url, take_turns():
-        assert run(good, url, patience_s=5) == 1
+        assert run(good, url, patience_s=0.1, at_once=at_once) == 1
     assert statuses(good) == {1: "succeeded", 2: "failed", 3: "succeeded"}
     assert rows(good)[2]["error"]["code"] == "internal_error"
     with serving(create_app(settings)) as url, take_turns():
         assert run(good, url) == 1, "it is not asked again by itself"
         assert run(good, url, retry_failed=True) == 0
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_a_server_that_breaks_down_fails_no_line_after_another(
+    at_once, settings, serving, take_turns, tmp_path
+):
+    """Where lines are asked one by one, the first of them may be what breaks it; no other can be told from it."""
+    files = tmp_path / "many.jsonl", tmp_path / "out.jsonl"
+    body = {"model": "jev-latest", "questions": {"q": NOUL}}
+    files[0].write_text("".join(json.dumps(body | {"state": f"state {i}"}) + "\n" for i in range(10)))
+    posts = []
+
+    def from_the_second(scope, _):
+        posts.extend([scope["path"]] * (scope["method"] == "POST"))
+        return TROUBLES["a server's fault"] if len(posts) > 1 else None
+
+    with (
+        serving(Trouble(create_app(settings), from_the_second)) as url,
+        take_turns(),
+        pytest.raises(InternalError, match="run it again to go on"),
+    ):
+        run(files, url, patience_s=0.1, at_once=at_once)
+    assert [row["status"] for row in rows(files).values()].count("failed") == (at_once == 1)
+
+
+def test_trouble_after_a_try_that_went_well_for_long_is_another(monkeypatch):
+    """A server may restart twice while one job waits: what it told before the first counts no more."""
+    clock = iter((100.0, 109.0, 121.0, 132.0, 143.0)).__next__  # of the failures
+    monkeypatch.setattr(submit_run, "time", SimpleNamespace(monotonic=clock))
+    asked = submit_run.Run("", None, None, 8, 10.0, None, 2, RunPace(2, 2, begun=0.0), answered=1_000.0)
+    line = SimpleNamespace(number=1)
+    began = (99.0, 105.0, 110.0, 121.5, 142.0)  # the third try lasts eleven seconds, and the fourth
+    assert [asked._is_own(line, at) for at in began] == [None, None, None, None, True]
 
 
 def test_a_key_that_is_refused_ends_the_run_at_once(good, settings, serving, tmp_path):
