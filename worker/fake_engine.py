@@ -4,7 +4,8 @@ Model string: `fake:?state_ms=100&ktoken_ms=0&question_ms=10&prepare_ms=0&cache=
 prepare a job sleeps `prepare_ms` for each thousand tokens of its state. A pass sleeps `state_ms` for each state it has
 to read, `ktoken_ms` for each thousand tokens of those, and `question_ms` for each question. With `yield_ms` it yields
 so often, and may then have `beside_tokens` beside it. With `faults=1`, a state that holds `fake:kill`,
-`fake:memory-error`, `fake:oom`, `fake:device-error`, `fake:crash` or `fake:sleep=<seconds>` makes the pass do that, and
+`fake:memory-error`, `fake:oom`, `fake:device-error`, `fake:crash`, `fake:sleep=<seconds>` or `fake:read=<path>` (a pipe
+that somebody writes to when the pass may go on) makes the pass do that, and
 one that holds `fake:nan` gets no numbers, as does a question that does. `trace` names a file that gets one JSON line
 for each pass.
 """
@@ -38,7 +39,7 @@ from d3serve.schemas import ModelInfo, Usage
 from d3serve.schemas.questions import Answer, Question
 from d3serve.store.encode import estimate_tokens, to_json
 
-FAULT = re.compile(r"fake:(kill|memory-error|oom|device-error|crash|sleep=([0-9.]+))")
+FAULT = re.compile(r"fake:(kill|memory-error|oom|device-error|crash|sleep=([0-9.]+)|read=([\w./-]+))")
 
 
 @dataclass(frozen=True)
@@ -311,7 +312,7 @@ class FakeEngine(Decides[FakePrepared, FakeDecided]):
 
 def _misbehave(state: str) -> None:
     """Do what the state asks for."""
-    for fault, seconds in FAULT.findall(state):
+    for fault, seconds, path in FAULT.findall(state):
         if fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "memory-error":
@@ -322,7 +323,10 @@ def _misbehave(state: str) -> None:
             raise DeviceError("an illegal memory access was encountered")
         if fault == "crash":
             raise RuntimeError(state)
-        time.sleep(float(seconds))
+        if path:
+            Path(path).read_bytes()
+        else:
+            time.sleep(float(seconds))
 
 
 def _weights(seed: str, count: int) -> list[float]:

@@ -211,10 +211,12 @@ async def test_a_filling_redis_refuses_new_jobs_and_finishes_the_old_ones(servic
     assert (await service.finish(await service.submit("room again"))).status == "succeeded"
 
 
-async def test_a_full_redis_keeps_every_job_and_still_takes_the_running_ones_result(service):
+async def test_a_full_redis_keeps_every_job_and_still_takes_the_running_ones_result(service, tmp_path):
+    go_on = tmp_path / "go-on"
+    os.mkfifo(go_on)
     service.start_worker()
     await service.ready()
-    running = await service.submit("fake:sleep=3")
+    running = await service.submit(f"fake:read={go_on}")
     await service.running(running)
     service.jobs._memory._used_share = nothing_used  # the guard sees nothing: Redis itself must refuse
     limit_memory(service, 2 * 2**20)
@@ -222,6 +224,7 @@ async def test_a_full_redis_keeps_every_job_and_still_takes_the_running_ones_res
     with pytest.raises(OutOfMemoryError):
         service.redis.set("another", "x" * 50_000)
     assert len(service.redis.keys(service.key("st", "*"))) == len(accepted) + 1  # no half-written job
+    await asyncio.to_thread(go_on.write_text, "")
     assert (await service.finish(running)).status == "succeeded"
     limit_memory(service, 16 * 2**20)
     service.start_worker()
