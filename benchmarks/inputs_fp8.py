@@ -40,7 +40,7 @@ def timed(bench: Bench, row: Row, *, warm: int, count: int) -> None:
     rate = 1000 * row.jobs * row.questions / sorted(times)[len(times) // 2]
     peak = torch.cuda.max_memory_allocated() / 1e9 if bench.device.type == "cuda" else 0.0
     say(
-        f"   {row.name}: {', '.join(f'{ms:.1f}' for ms in times[:8])} ms; {rate:.1f} questions/s; peak {peak:.1f} GB"
+        f"   {row.name}: {', '.join(f'{ms:.1f}' for ms in times[:12])} ms; {rate:.1f} questions/s; peak {peak:.1f} GB"
     )
     del runner
     if bench.device.type == "cuda":
@@ -87,7 +87,7 @@ def main() -> None:
         time.sleep(0.1)
     for name, weights in found.items():
         say(f"{name}: {resident_bytes(weights) / 1e9:.2f} GB (BF16: {plain / 1e9:.2f} GB)")
-    timed(bench, JOBS, warm=1, count=2)
+    timed(bench, JOBS, warm=3, count=12)
     timed(bench, STATE_24K, warm=1, count=2)
     timed(bench, ONE, warm=4, count=30)
     timed(bench, LONG, warm=0, count=1)
