@@ -67,6 +67,20 @@ def test_ten_thousand_jobs_are_paged_through_and_filtered(many, tab):
     expect(page.locator(".answer")).to_be_visible()
 
 
+def test_other_filters_begin_at_their_first_page(post, tab):
+    for _ in range(PAGE + 1):
+        post()
+    page = tab.go("jobs")
+    page.get_by_role("button", name="Older").click()
+    expect(rows(page)).to_have_count(1)
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.get_by_label("Status").select_option("queued")
+    expect(rows(page)).to_have_count(PAGE)
+    assert any("status=queued" in url for url in asked)
+    assert not any("status=queued" in url and "cursor=" in url for url in asked)
+
+
 def test_rows_change_while_they_are_looked_at(post, worker, tab):
     page = tab.go("jobs")
     expect(page.get_by_role("heading", name="No jobs yet")).to_be_visible()

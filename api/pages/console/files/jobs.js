@@ -1,6 +1,6 @@
 // *Jobs*: the caller's jobs, newest first, a page at a time.
 import { call, usePolled } from "./api.js";
-import { html, useEffect, useRef, useState } from "./dom.js";
+import { html, useState } from "./dom.js";
 import { count, duration, plural } from "./format.js";
 import { Empty, FINAL, Field, Status, Text, Time, Trouble, WORDS } from "./ui.js";
 
@@ -11,9 +11,10 @@ const SINCE = [["", "Any time"], ["3600", "Last hour"], ["86400", "Last day"], [
 
 /** `query` is what stands in the address, so that a filtered page can be kept and sent. */
 export function Jobs({ query, go }) {
-  const [cursors, setCursors] = useState([""]);
   const filters = query.toString();
-  useEffect(() => setCursors([""]), [filters]);
+  const [turned, setTurned] = useState({ filters, cursors: [""] });
+  const cursors = turned.filters === filters ? turned.cursors : [""]; // those of other filters lead nowhere
+  const turn = (to) => setTurned({ filters, cursors: to });
   const cursor = cursors.at(-1);
   const path = pathOf(query, cursor);
   const everyMs = (data) => (data?.data.some((job) => !job.done) ? LIVE_MS : QUIET_MS);
@@ -31,7 +32,7 @@ export function Jobs({ query, go }) {
     ${data && (data.data.length ? html`<${Table} jobs=${data.data} />` : html`<${None} filtered=${filters} more=${data.has_more} />`)}
     ${!data && !error && html`<p class="hint loading">Reading…</p>`}
     <${Pager} page=${cursors.length} more=${data?.cursor}
-      newer=${() => setCursors(cursors.slice(0, -1))} older=${() => setCursors([...cursors, data.cursor])} />
+      newer=${() => turn(cursors.slice(0, -1))} older=${() => turn([...cursors, data.cursor])} />
   </section>`;
 }
 
