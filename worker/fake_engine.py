@@ -5,9 +5,8 @@ prepare a job sleeps `prepare_ms` for each thousand tokens of its state. A pass 
 to read, `ktoken_ms` for each thousand tokens of those, and `question_ms` for each question. With `yield_ms` it yields
 so often, and may then have `beside_tokens` beside it. With `faults=1`, a state that holds `fake:kill`,
 `fake:memory-error`, `fake:oom`, `fake:device-error`, `fake:crash`, `fake:sleep=<seconds>` or `fake:read=<path>` (a pipe
-that somebody writes to when the pass may go on) makes the pass do that, and
-one that holds `fake:nan` gets no numbers, as does a question that does. `trace` names a file that gets one JSON line
-for each pass.
+that somebody writes to when the pass may go on) makes the pass do that, and one that holds `fake:nan` gets no numbers,
+as does a question that does. `trace` names a file that gets one JSON line for each pass.
 """
 
 import hashlib

@@ -162,7 +162,7 @@ async function* parsed(stream) {
 /**
  * What `load` gives, asked for again every `everyMs` while the page is looked at; 0 asks until it is answered.
  *
- * `wanted` names what is asked for: when it changes, what was known before is forgotten.
+ * `wanted` names what is asked for: when it changes, what was known before is forgotten. Without it nothing is asked.
  */
 export function usePolled(load, everyMs, wanted) {
   const [known, setKnown] = useState({ wanted });
@@ -171,6 +171,7 @@ export function usePolled(load, everyMs, wanted) {
   latest.current = load;
   const period = typeof everyMs === "function" ? everyMs(known.wanted === wanted ? known.data : undefined) : everyMs;
   useEffect(() => {
+    if (!wanted) return undefined;
     const ended = new AbortController();
     let timer;
     let first = true;

@@ -10,7 +10,7 @@ const GONE = 410;
 /** The request of a job, as `Pairs`: `{}` until it is read, and `erased` once the server keeps it no more. */
 export function useAsked(id, known) {
   const path = `v1/jobs/${encodeURIComponent(id)}?include=request`;
-  const load = async (signal) => (known ? (await call(path, { signal, parse })).get("asked") : undefined);
+  const load = async (signal) => (await call(path, { signal, parse })).get("asked");
   const { data: asked, error } = usePolled(load, 0, known ? id : "");
   return error?.status === GONE ? { erased: true } : { asked, error };
 }

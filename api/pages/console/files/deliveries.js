@@ -11,8 +11,7 @@ const FORBIDDEN = 403; // a key without the scope `webhooks`: its jobs have none
 /** The deliveries of a job, once it is `known`; they are read again when its `finished_at` changes. */
 export function useDeliveries(jobId, known) {
   const everyMs = (data) => (data?.data.some((one) => one.state === "pending") ? 2_000 : 0);
-  const path = `v1/webhook-deliveries?job_id=${encodeURIComponent(jobId)}`;
-  const load = async (signal) => (known ? call(path, { signal }) : undefined);
+  const load = (signal) => call(`v1/webhook-deliveries?job_id=${encodeURIComponent(jobId)}`, { signal });
   return usePolled(load, everyMs, known ? `${jobId} ${known.finished_at}` : "");
 }
 

@@ -9,8 +9,7 @@ const EVERY_MS = 2_000;
 export function Queue() {
   const { data, error } = usePolled((signal) => call("v1/queue", { signal }), EVERY_MS, "queue");
   const whole = data && "running_jobs" in data;
-  const load = async (signal) => (whole ? call("v1/workers", { signal }) : undefined);
-  const workers = usePolled(load, whole ? EVERY_MS : 0, whole ? "workers" : "");
+  const workers = usePolled((signal) => call("v1/workers", { signal }), EVERY_MS, whole ? "workers" : "");
   return html`<section aria-labelledby="queue-title">
     <div class="page-head"><h1 id="queue-title">Queue</h1></div>
     <${Trouble} error=${error ?? (isPassing(workers.error) && workers.error)} goesOn />
